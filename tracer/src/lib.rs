@@ -1,0 +1,5 @@
+//! vramtrace: who holds GPU memory on this host, and why.
+//!
+//! The modules follow the path of the data: [`record`] is the one vocabulary every source speaks.
+
+pub mod record;

@@ -1,0 +1,3 @@
+//! The `vramtrace` command.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! The one entry point for developers: `cargo xtask --help`.
+
+fn main() {}
