@@ -15,8 +15,8 @@ pub mod symbols;
 
 pub use event::{COMM_LEN, CallEvent, EventKind, ProcessEvent};
 pub use state::{
-    Account, AccountKey, Balance, Counter, Family, Frame, LiveAllocation, LiveKey, NO_CONTEXT, NO_DEVICE,
-    PENDING_DEPTH, PendingCalls, PrimaryKey, Process, ProcessKey,
+    Account, AccountKey, BALANCE_SLOTS, Balance, CONTEXT_DEPTH, Counter, Family, Frame, LiveAllocation, LiveKey,
+    NO_CONTEXT, NO_DEVICE, PENDING_DEPTH, PrimaryKey, Process, ProcessKey, Thread,
 };
 
 /// Version of every layout in this crate. A user side must refuse pinned maps of another version.

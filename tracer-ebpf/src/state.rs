@@ -8,6 +8,11 @@ pub const NO_CONTEXT: u64 = 0;
 pub const NO_DEVICE: i32 = -1;
 /// Calls a thread may have open at once (nested driver calls, calls made in signal handlers).
 pub const PENDING_DEPTH: usize = 4;
+/// Slots of [`Account::balances`]: one a [`Family`], rounded up to what the verifier can be shown to
+/// be in bounds with a mask.
+pub const BALANCE_SLOTS: usize = 8;
+/// Contexts remembered of a thread's stack of current contexts; 8 for the same reason.
+pub const CONTEXT_DEPTH: usize = 8;
 
 /// What kind of memory an allocation is, which decides what ends it and whether NVML bills it.
 #[repr(u32)]
@@ -26,7 +31,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Number of families: the length of [`Account::balances`].
+    /// Number of families.
     pub const COUNT: usize = 5;
     /// Every family, in the order of their discriminants.
     pub const ALL: [Self; Self::COUNT] = [Self::Device, Self::Managed, Self::Pool, Self::Vmm, Self::Host];
@@ -108,12 +113,14 @@ pub struct Account {
     pub image_ns: u64,
     /// When this account was opened: tells a context from a later one at the same address.
     pub epoch_ns: u64,
+    /// Retain count of a primary context as seen; 0 for others.
+    pub retains: u64,
     /// Device ordinal of the context.
     pub device: i32,
-    /// Retain count of a primary context as seen; 0 for others.
-    pub retains: u32,
-    /// By [`Family`].
-    pub balances: [Balance; Family::COUNT],
+    /// Explicit padding, always 0.
+    pub pad: u32,
+    /// By [`Family`]; slots past the last family are never used.
+    pub balances: [Balance; BALANCE_SLOTS],
 }
 
 /// A live allocation's handle. Device pointers, host pointers and VMM handles are numbered apart.
@@ -166,7 +173,7 @@ pub struct PrimaryKey {
 
 /// One open call of a thread.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Stack pointer at entry: pairs a return with its call even after a `longjmp`. 0 = free slot.
     pub stack_pointer: u64,
@@ -174,7 +181,8 @@ pub struct Frame {
     pub begin_ns: u64,
     /// First five arguments as the registers held them.
     pub args: [u64; 5],
-    /// For a release: the live allocation taken out at entry, to be put back if the call fails.
+    /// For a free: the live allocation taken out at entry, to be put back if the call fails. For the
+    /// destruction of a context: only its `epoch_ns`, that of the account at entry.
     pub taken: LiveAllocation,
     /// Index into [`crate::symbols::TABLE`].
     pub symbol: u32,
@@ -182,27 +190,52 @@ pub struct Frame {
     pub has_taken: u32,
 }
 
-impl Default for LiveAllocation {
-    fn default() -> Self {
-        Self {
-            size: 0,
-            context: NO_CONTEXT,
-            epoch_ns: 0,
-            ts_ns: 0,
-            account_device: NO_DEVICE,
-            device: NO_DEVICE,
-            family: 0,
-            symbol: 0,
-        }
-    }
+impl LiveAllocation {
+    /// No allocation: the content of [`Frame::taken`] while `has_taken` is 0.
+    pub const NONE: Self = Self {
+        size: 0,
+        context: NO_CONTEXT,
+        epoch_ns: 0,
+        ts_ns: 0,
+        account_device: NO_DEVICE,
+        device: NO_DEVICE,
+        family: 0,
+        symbol: 0,
+    };
 }
 
-/// Open calls of one thread, by depth. Removed when the thread exits or replaces its image.
+impl Frame {
+    /// A free slot.
+    pub const FREE: Self =
+        Self { stack_pointer: 0, begin_ns: 0, args: [0; 5], taken: LiveAllocation::NONE, symbol: 0, has_taken: 0 };
+}
+
+/// What is kept of one thread that calls the driver. Removed when the thread exits or replaces its
+/// image; only the thread itself writes it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PendingCalls {
-    /// Slots; a free one has `stack_pointer` 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// [`ProcessKey::start_ns`] of its process, read once.
+    pub process_start_ns: u64,
+    /// Number of contexts in `contexts`.
+    pub depth: u32,
+    /// Explicit padding, always 0.
+    pub pad: u32,
+    /// The thread's stack of current contexts, the current one last. Deeper pushes are not kept.
+    pub contexts: [u64; CONTEXT_DEPTH],
+    /// Open calls; a free slot has `stack_pointer` 0.
     pub frames: [Frame; PENDING_DEPTH],
+}
+
+impl Thread {
+    /// A thread of which nothing is known yet.
+    pub const NEW: Self = Self {
+        process_start_ns: 0,
+        depth: 0,
+        pad: 0,
+        contexts: [NO_CONTEXT; CONTEXT_DEPTH],
+        frames: [Frame::FREE; PENDING_DEPTH],
+    };
 }
 
 /// Everything the kernel side counts, summed over CPUs by the reader. No failure goes uncounted.
@@ -269,18 +302,19 @@ const _: () = {
     assert!(size_of::<ProcessKey>() == 16);
     assert!(size_of::<Process>() == 64);
     assert!(size_of::<AccountKey>() == 24);
-    assert!(size_of::<Account>() == 24 + 16 * Family::COUNT);
+    assert!(size_of::<Account>() == 32 + 16 * BALANCE_SLOTS);
     assert!(size_of::<LiveKey>() == 24);
     assert!(size_of::<LiveAllocation>() == 48);
     assert!(size_of::<PrimaryKey>() == 16);
     assert!(size_of::<Frame>() == 112);
-    assert!(size_of::<PendingCalls>() == 112 * PENDING_DEPTH);
+    assert!(size_of::<Thread>() == 16 + 8 * CONTEXT_DEPTH + 112 * PENDING_DEPTH);
+    assert!(CONTEXT_DEPTH == 8 && BALANCE_SLOTS == 8 && Family::COUNT <= BALANCE_SLOTS);
 };
 
 /// Lets user space read these layouts out of maps.
 #[cfg(feature = "user")]
 mod user {
-    use super::{Account, AccountKey, LiveAllocation, LiveKey, PendingCalls, PrimaryKey, Process, ProcessKey};
+    use super::{Account, AccountKey, LiveAllocation, LiveKey, PrimaryKey, Process, ProcessKey, Thread};
 
     macro_rules! plain_old_data {
         ($($layout:ty),* $(,)?) => {$(
@@ -289,5 +323,5 @@ mod user {
             unsafe impl aya::Pod for $layout {}
         )*};
     }
-    plain_old_data!(Account, AccountKey, LiveAllocation, LiveKey, PendingCalls, PrimaryKey, Process, ProcessKey);
+    plain_old_data!(Account, AccountKey, LiveAllocation, LiveKey, PrimaryKey, Process, ProcessKey, Thread);
 }

@@ -100,6 +100,40 @@ pub struct Symbol {
     pub device: Device,
 }
 
+/// An entry point as the kernel side needs it: without its name, which would be a pointer in the
+/// object's read-only data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// As [`Symbol::op`].
+    pub op: Op,
+    /// As [`Symbol::family`].
+    pub family: Family,
+    /// As [`Symbol::size`].
+    pub size: Size,
+    /// As [`Symbol::handle`].
+    pub handle: Handle,
+    /// As [`Symbol::device`].
+    pub device: Device,
+}
+
+/// The table without names, in the same order.
+pub const DESCRIPTORS: [Descriptor; TABLE.len()] = {
+    let mut descriptors = [Descriptor {
+        op: Op::Init,
+        family: Family::Device,
+        size: Size::None,
+        handle: Handle::None,
+        device: Device::Current,
+    }; TABLE.len()];
+    let mut index = 0;
+    while index < TABLE.len() {
+        let Symbol { op, family, size, handle, device, .. } = TABLE[index];
+        descriptors[index] = Descriptor { op, family, size, handle, device };
+        index += 1;
+    }
+    descriptors
+};
+
 const fn symbol(name: &'static str, op: Op, family: Family, size: Size, handle: Handle, device: Device) -> Symbol {
     Symbol { name, op, family, size, handle, device }
 }

@@ -2,4 +2,5 @@
 //!
 //! The modules follow the path of the data: [`record`] is the one vocabulary every source speaks.
 
+pub mod probe;
 pub mod record;

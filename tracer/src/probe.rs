@@ -1,0 +1,10 @@
+//! From the driver library to a stream of events: find libraries, place and attach probes, read
+//! what the kernel side writes.
+
+pub mod kernel;
+pub mod stream;
+pub mod types;
+mod uprobes;
+
+pub use kernel::{Kernel, KernelConfig, KernelError};
+pub use uprobes::{AttachMethod, Point};
