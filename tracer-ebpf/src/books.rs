@@ -26,6 +26,7 @@ pub fn process(key: &ProcessKey, now_ns: u64) -> Option<*mut Process> {
         failed: 0,
         unknown_frees: 0,
         untracked: 0,
+        live_entries: 0,
         last_device: NO_DEVICE,
         pad: 0,
     };
@@ -72,12 +73,19 @@ pub fn open_account(key: &AccountKey, image_ns: u64, device: i32, now_ns: u64) -
 /// Books an allocation. `false` when the live table has no room: then it is on no account either,
 /// so that its free, which will not find it, leaves the balance right.
 #[inline(always)]
-pub fn book(account: *mut Account, key: &LiveKey, allocation: &LiveAllocation, flags: u32) -> bool {
+pub fn book(
+    process: *mut Process,
+    account: *mut Account,
+    key: &LiveKey,
+    allocation: &LiveAllocation,
+    flags: u32,
+) -> bool {
     if LIVE.insert(key, allocation, u64::from(flags)).is_err() {
         return false;
     }
-    // SAFETY: `account` is a value of the map.
+    // SAFETY: `process` and `account` are values of their maps.
     unsafe {
+        atomic::add(&raw mut (*process).live_entries, 1);
         let balance = balance(account, allocation.family);
         atomic::add(&raw mut (*balance).bytes, allocation.size);
         atomic::add(&raw mut (*balance).count, 1);
@@ -88,11 +96,13 @@ pub fn book(account: *mut Account, key: &LiveKey, allocation: &LiveAllocation, f
 /// Takes an allocation out of the live table and off its account. `None` when it is not there, or
 /// when its context is gone and took it along.
 #[inline(always)]
-pub fn take(key: &LiveKey, image_ns: u64) -> Option<LiveAllocation> {
+pub fn take(process: *mut Process, key: &LiveKey, image_ns: u64) -> Option<LiveAllocation> {
     // SAFETY: the table is not preallocated, so an entry being removed is not reused under us.
     let allocation = *unsafe { LIVE.get(key) }?;
     // Of two threads that free the same handle at once only one succeeds here.
     LIVE.remove(key).ok()?;
+    // SAFETY: a value of the map.
+    unsafe { atomic::sub(&raw mut (*process).live_entries, 1) };
     let account = account(&account_key(key, &allocation), image_ns)?;
     // SAFETY: `account` is a value of the map.
     unsafe {
@@ -108,10 +118,10 @@ pub fn take(key: &LiveKey, image_ns: u64) -> Option<LiveAllocation> {
 
 /// Puts back what [`take`] took, when the driver refused the free.
 #[inline(always)]
-pub fn put_back(key: &LiveKey, allocation: &LiveAllocation, image_ns: u64) {
+pub fn put_back(process: *mut Process, key: &LiveKey, allocation: &LiveAllocation, image_ns: u64) {
     let Some(account) = account(&account_key(key, allocation), image_ns) else { return };
     // SAFETY: `account` is a value of the map.
-    if unsafe { (*account).epoch_ns } == allocation.epoch_ns && !book(account, key, allocation, BPF_NOEXIST) {
+    if unsafe { (*account).epoch_ns } == allocation.epoch_ns && !book(process, account, key, allocation, BPF_NOEXIST) {
         count(Counter::LiveFull);
     }
 }

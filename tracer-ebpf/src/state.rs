@@ -74,6 +74,9 @@ pub struct Process {
     pub unknown_frees: u64,
     /// Allocations that did not fit the live table; their frees will look unknown.
     pub untracked: u64,
+    /// Entries of this process in the live table, those of contexts that are gone included: whether
+    /// there is anything to sweep when it ends.
+    pub live_entries: u64,
     /// Device ordinal of `last_context`.
     pub last_device: i32,
     /// Explicit padding, always 0.
@@ -300,7 +303,7 @@ impl Counter {
 
 const _: () = {
     assert!(size_of::<ProcessKey>() == 16);
-    assert!(size_of::<Process>() == 64);
+    assert!(size_of::<Process>() == 72);
     assert!(size_of::<AccountKey>() == 24);
     assert!(size_of::<Account>() == 32 + 16 * BALANCE_SLOTS);
     assert!(size_of::<LiveKey>() == 24);

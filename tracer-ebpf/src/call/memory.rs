@@ -63,7 +63,7 @@ pub fn alloc_return(call: &Call, frame: &Frame, result: i32) {
 fn book(call: &Call, frame: &Frame, handle: u64, size: u64, context: u64, device: i32) {
     let key = call.live_key(handle);
     // Whoever held this handle before is gone by a way that is not traced.
-    books::take(&key, call.image_ns);
+    books::take(call.process, &key, call.image_ns);
     let account_device = if context == NO_CONTEXT { device } else { NO_DEVICE };
     let account_key = AccountKey { tgid: call.key.tgid, device: account_device, start_ns: call.key.start_ns, context };
     let booked = books::open_account(&account_key, call.image_ns, device, call.now_ns).is_some_and(|account| {
@@ -78,7 +78,7 @@ fn book(call: &Call, frame: &Frame, handle: u64, size: u64, context: u64, device
             family: call.descriptor.family as u32,
             symbol: frame.symbol,
         };
-        let booked = books::book(account, &key, &allocation, BPF_ANY);
+        let booked = books::book(call.process, account, &key, &allocation, BPF_ANY);
         if !booked {
             count(Counter::LiveFull);
         }
@@ -99,7 +99,7 @@ pub fn free_enter(call: &Call, frame: *mut Frame) {
         return; // freeing null is allowed and does nothing
     }
     let (mut size, mut context, mut device) = (0, NO_CONTEXT, NO_DEVICE);
-    if let Some(allocation) = books::take(&call.live_key(handle), call.image_ns) {
+    if let Some(allocation) = books::take(call.process, &call.live_key(handle), call.image_ns) {
         (size, context, device) = (allocation.size, allocation.context, allocation.device);
         frame.taken = allocation;
         frame.has_taken = 1;
@@ -122,7 +122,7 @@ pub fn free_return(call: &Call, frame: &Frame, result: i32) {
         return;
     }
     if frame.has_taken == 1 {
-        books::put_back(&call.live_key(handle), taken, call.image_ns);
+        books::put_back(call.process, &call.live_key(handle), taken, call.image_ns);
     }
     call.emit(
         frame,

@@ -1,9 +1,9 @@
 //! The two rings, read as one stream in the order things happened.
 
-use std::{collections::HashMap, mem::size_of};
+use std::mem::size_of;
 
 use aya::maps::{MapData, RingBuf};
-use tracer_ebpf::{CallEvent, EventKind, ProcessEvent, ProcessKey};
+use tracer_ebpf::{CallEvent, EventKind, ProcessEvent};
 
 /// Events younger than this wait for the next reading: one that was made earlier on another CPU may
 /// still be on its way into its ring. A program takes microseconds from reading the clock to
@@ -29,39 +29,18 @@ impl KernelEvent {
     }
 }
 
-/// Calls of one process that the ring had no room for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gap {
-    /// The process.
-    pub process: ProcessKey,
-    /// How many are missing.
-    pub missing: u64,
-    /// Last event before the gap was noticed.
-    pub since_ns: u64,
-}
-
 /// Reader of both rings.
 pub struct Stream {
     calls: RingBuf<MapData>,
     lives: RingBuf<MapData>,
     held: Vec<KernelEvent>,
-    sequences: HashMap<ProcessKey, Sequence>,
     malformed: u64,
-}
-
-/// How far a process's numbered events have been followed.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sequence {
-    next: u64,
-    received: u64,
-    reported: u64,
-    last_ns: u64,
 }
 
 impl Stream {
     /// Reads these rings.
     pub fn new((calls, lives): (RingBuf<MapData>, RingBuf<MapData>)) -> Self {
-        Self { calls, lives, held: Vec::new(), sequences: HashMap::new(), malformed: 0 }
+        Self { calls, lives, held: Vec::new(), malformed: 0 }
     }
 
     /// The ring of calls, to wait on.
@@ -81,65 +60,43 @@ impl Stream {
 
     /// Takes what is in the rings and returns what has settled by `now_ns`, oldest first.
     pub fn read(&mut self, now_ns: u64) -> Vec<KernelEvent> {
-        while let Some(item) = self.calls.next() {
-            match call_event(&item) {
-                Some(event) => self.held.push(KernelEvent::Call(event)),
-                None => self.malformed += 1,
-            }
-        }
-        while let Some(item) = self.lives.next() {
-            match process_event(&item) {
-                Some(event) => self.held.push(KernelEvent::Life(event)),
-                None => self.malformed += 1,
-            }
-        }
+        let calls = |bytes: &[u8]| call_event(bytes).map(KernelEvent::Call);
+        let lives = |bytes: &[u8]| process_event(bytes).map(KernelEvent::Life);
+        self.malformed += drain(&mut self.calls, now_ns, calls, &mut self.held);
+        self.malformed += drain(&mut self.lives, now_ns, lives, &mut self.held);
         // Stable: events of one ring with equal times keep the ring's order.
         self.held.sort_by_key(KernelEvent::ts_ns);
-        let settled = now_ns.saturating_sub(SETTLE_NS);
+        let settled = Self::settled_ns(now_ns);
         let rest = self.held.split_off(self.held.partition_point(|event| event.ts_ns() <= settled));
-        let ready = std::mem::replace(&mut self.held, rest);
-        for event in &ready {
-            if let KernelEvent::Call(event) = event {
-                self.follow(event);
-            }
+        std::mem::replace(&mut self.held, rest)
+    }
+
+    /// Up to when everything has been returned, for a reading at `now_ns`.
+    pub fn settled_ns(now_ns: u64) -> u64 {
+        now_ns.saturating_sub(SETTLE_NS)
+    }
+}
+
+/// Takes events made up to `now_ns` out of a ring, and the first one after, so that a flood cannot
+/// keep the reader here for ever. How many were malformed.
+fn drain(
+    ring: &mut RingBuf<MapData>,
+    now_ns: u64,
+    decode: impl Fn(&[u8]) -> Option<KernelEvent>,
+    held: &mut Vec<KernelEvent>,
+) -> u64 {
+    let mut malformed = 0;
+    while let Some(item) = ring.next() {
+        let Some(event) = decode(&item) else {
+            malformed += 1;
+            continue;
+        };
+        held.push(event);
+        if event.ts_ns() > now_ns {
+            break;
         }
-        ready
     }
-
-    fn follow(&mut self, event: &CallEvent) {
-        let key = ProcessKey { tgid: event.tgid, pad: 0, start_ns: event.process_start_ns };
-        let sequence = self.sequences.entry(key).or_default();
-        sequence.next = sequence.next.max(event.seq + 1);
-        sequence.received += 1;
-        sequence.last_ns = event.ts_ns;
-    }
-
-    /// Calls known to be missing that have not been told before. Numbers are counted rather than
-    /// compared one by one, since threads of a process may be numbered and timed in different order.
-    pub fn gaps(&mut self) -> Vec<Gap> {
-        let held = self.held.iter().filter_map(|event| match event {
-            KernelEvent::Call(event) => Some(ProcessKey { tgid: event.tgid, pad: 0, start_ns: event.process_start_ns }),
-            KernelEvent::Life(_) => None,
-        });
-        let waiting: std::collections::HashSet<ProcessKey> = held.collect();
-        let mut gaps: Vec<Gap> = self
-            .sequences
-            .iter_mut()
-            .filter(|(process, _)| !waiting.contains(process))
-            .filter_map(|(process, sequence)| {
-                let missing = sequence.next - sequence.received - sequence.reported;
-                sequence.reported += missing;
-                (missing > 0).then_some(Gap { process: *process, missing, since_ns: sequence.last_ns })
-            })
-            .collect();
-        gaps.sort_by_key(|gap| (gap.process.tgid, gap.process.start_ns));
-        gaps
-    }
-
-    /// Forgets a process that is gone.
-    pub fn forget(&mut self, process: &ProcessKey) {
-        self.sequences.remove(process);
-    }
+    malformed
 }
 
 /// Reads a call event; `None` for any other length or kind.

@@ -1,0 +1,226 @@
+//! Finding lost events, and making good for them from the kernel's maps.
+//!
+//! The kernel side counts what it could not hand over, process by process, and its tables stay
+//! exact. So a loss is noticed by reading the counts, and repaired by reading the tables: the
+//! engine gets the number lost and, once the stream has caught up with the reading, the process's
+//! exact books.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use tracer_ebpf::{
+    Account, AccountKey, CallEvent, EventKind, Family, LiveAllocation, LiveKey, Process, ProcessKey,
+    symbols::{Op, TABLE, handle_space},
+};
+
+use super::translate;
+use crate::{
+    probe::{Kernel, KernelError},
+    record::{DeviceBalance, Event, LiveEntry, OpaqueId},
+};
+
+/// Live allocations that are read for a repair; beyond, only sums are, since walking the table
+/// takes time in which more events are lost.
+const DETAILED_ENTRIES: u64 = 100_000;
+
+/// Watches for losses.
+#[derive(Debug, Default)]
+pub struct Repair {
+    told: HashMap<ProcessKey, u64>,
+    reading: Option<Reading>,
+}
+
+/// Tables of processes with losses, read while the stream ran on.
+#[derive(Debug)]
+struct Reading {
+    /// The stream must have been followed up to here before the tables can be told.
+    until_ns: u64,
+    books: BTreeMap<(u32, u64), Books>,
+}
+
+/// What the kernel has on one process.
+#[derive(Debug)]
+struct Books {
+    live: BTreeMap<(u32, u64), LiveAllocation>,
+    complete: bool,
+    balances: Vec<DeviceBalance>,
+}
+
+/// NVML index of a process's device ordinal.
+pub trait Devices {
+    /// `None` when it cannot be told.
+    fn index(&self, process: &ProcessKey, ordinal: i32) -> Option<u32>;
+}
+
+impl Repair {
+    /// Looks for new losses. Returns a record for each process that has some, and remembers to
+    /// repair it. `now_ns` is a reading of the boot clock just before.
+    pub fn check(
+        &mut self,
+        kernel: &Kernel,
+        devices: &impl Devices,
+        now_ns: impl Fn() -> u64,
+    ) -> Result<Vec<Event>, KernelError> {
+        if self.reading.is_some() {
+            return Ok(Vec::new());
+        }
+        let processes = kernel.processes()?;
+        let mut events = Vec::new();
+        let mut damaged = BTreeMap::new();
+        for (key, process) in &processes {
+            let missing = process.lost + process.untracked;
+            let told = self.told.entry(*key).or_default();
+            if missing > *told {
+                let identity = translate::identity(key.tgid, key.start_ns);
+                events.push(Event::LostEvents {
+                    count: missing - *told,
+                    cpu: None,
+                    since_ns: None,
+                    tgid: Some(identity.tgid),
+                    start_ns: Some(identity.start_ns),
+                });
+                *told = missing;
+                damaged.insert((key.tgid, key.start_ns), *process);
+            }
+        }
+        if !damaged.is_empty() {
+            let total = processes.iter().map(|(_, process)| process.live_entries).sum::<u64>();
+            let books = read_books(kernel, devices, &damaged, total <= DETAILED_ENTRIES)?;
+            self.reading = Some(Reading { until_ns: now_ns(), books });
+        }
+        Ok(events)
+    }
+
+    /// Follows a call the stream delivered since the tables were read.
+    pub fn follow(&mut self, event: &CallEvent) {
+        let Some(books) =
+            self.reading.as_mut().and_then(|reading| reading.books.get_mut(&(event.tgid, event.process_start_ns)))
+        else {
+            return;
+        };
+        let Some(symbol) = TABLE.get(event.symbol as usize) else { return };
+        let key = (handle_space(symbol.family), event.handle);
+        let refused = event.kind == EventKind::CallRefused as u32;
+        match symbol.op {
+            Op::Alloc if event.result == 0 => {
+                books.live.insert(key, allocation(event, symbol.family));
+            }
+            Op::Free if refused && event.size > 0 => {
+                books.live.entry(key).or_insert_with(|| allocation(event, symbol.family));
+            }
+            Op::Free if !refused => {
+                books.live.remove(&key);
+            }
+            Op::CtxDestroy | Op::PrimaryRelease | Op::PrimaryReset if event.result == 0 && event.size == 0 => {
+                books.live.retain(|_, live| live.context != event.context || live.ts_ns > event.begin_ns);
+            }
+            _ => {}
+        }
+    }
+
+    /// The repaired books, once the stream has been followed up to `settled_ns`.
+    pub fn finished(&mut self, settled_ns: u64, devices: &impl Devices) -> Vec<Event> {
+        let Some(reading) = self.reading.take_if(|reading| settled_ns >= reading.until_ns) else { return Vec::new() };
+        let resync = |((tgid, start_ns), books): ((u32, u64), Books)| {
+            let process = ProcessKey { tgid, pad: 0, start_ns };
+            let live = books
+                .live
+                .into_iter()
+                .filter_map(|((_, handle), live)| {
+                    let symbol = TABLE.get(live.symbol as usize)?;
+                    Some(LiveEntry {
+                        api: symbol.name.into(),
+                        handle: OpaqueId::from(handle),
+                        size: live.size,
+                        device: devices.index(&process, live.device),
+                        ts_ns: live.ts_ns,
+                    })
+                })
+                .collect();
+            let identity = translate::identity(tgid, start_ns);
+            Event::Resync { identity, live, complete: books.complete, balances: books.balances }
+        };
+        reading.books.into_iter().map(resync).collect()
+    }
+
+    /// Forgets a process that is gone.
+    pub fn forget(&mut self, process: &ProcessKey) {
+        self.told.remove(process);
+    }
+}
+
+fn allocation(event: &CallEvent, family: Family) -> LiveAllocation {
+    LiveAllocation {
+        size: event.size,
+        context: event.context,
+        ts_ns: event.ts_ns,
+        device: event.device,
+        family: family as u32,
+        symbol: event.symbol,
+        ..LiveAllocation::NONE
+    }
+}
+
+fn read_books(
+    kernel: &Kernel,
+    devices: &impl Devices,
+    damaged: &BTreeMap<(u32, u64), Process>,
+    detailed: bool,
+) -> Result<BTreeMap<(u32, u64), Books>, KernelError> {
+    let accounts: HashMap<AccountKey, Account> = kernel
+        .accounts()?
+        .into_iter()
+        .filter(|(key, account)| {
+            damaged.get(&(key.tgid, key.start_ns)).is_some_and(|process| process.image_ns == account.image_ns)
+        })
+        .collect();
+    let mut books: BTreeMap<(u32, u64), Books> = damaged
+        .iter()
+        .map(|(key, process)| {
+            let complete = detailed && process.untracked == 0;
+            (*key, Books { live: BTreeMap::new(), complete, balances: balances(*key, &accounts, devices) })
+        })
+        .collect();
+    if detailed {
+        for (key, live) in kernel.live()? {
+            if let Some(books) = books.get_mut(&(key.tgid, key.start_ns))
+                && accounts.get(&account_key(&key, &live)).is_some_and(|account| account.epoch_ns == live.epoch_ns)
+            {
+                books.live.insert((key.space, key.handle), live);
+            }
+        }
+    }
+    Ok(books)
+}
+
+/// The account an allocation is booked on.
+pub fn account_key(key: &LiveKey, live: &LiveAllocation) -> AccountKey {
+    AccountKey { tgid: key.tgid, device: live.account_device, start_ns: key.start_ns, context: live.context }
+}
+
+/// Sums of a process's accounts by device, pinned host memory apart.
+pub fn balances(
+    (tgid, start_ns): (u32, u64),
+    accounts: &HashMap<AccountKey, Account>,
+    devices: &impl Devices,
+) -> Vec<DeviceBalance> {
+    let process = ProcessKey { tgid, pad: 0, start_ns };
+    let mut sums: BTreeMap<(bool, Option<u32>), (u64, u64)> = BTreeMap::new();
+    for (_, account) in accounts.iter().filter(|(key, _)| (key.tgid, key.start_ns) == (tgid, start_ns)) {
+        for family in Family::ALL {
+            let balance = account.balances[family as usize];
+            if balance.count > 0 {
+                let host = family == Family::Host;
+                let device = if host { None } else { devices.index(&process, account.device) };
+                let sum = sums.entry((host, device)).or_default();
+                *sum = (sum.0 + balance.bytes, sum.1 + balance.count);
+            }
+        }
+    }
+    let balance = |((host, device), (bytes, count))| DeviceBalance { device, host, bytes, count };
+    sums.into_iter().map(balance).collect()
+}
+
+/// Processes in `gone` that left allocations in the live table.
+pub fn with_remains(processes: &[(ProcessKey, Process)], gone: &BTreeSet<(u32, u64)>) -> bool {
+    processes.iter().any(|(key, process)| process.live_entries > 0 && gone.contains(&(key.tgid, key.start_ns)))
+}
