@@ -2,4 +2,10 @@
 //!
 //! The modules follow the path of the data: [`record`] is the one vocabulary every source speaks.
 
+pub mod doctor;
+pub mod gpu;
+pub mod owner;
+pub mod probe;
+pub mod proc;
 pub mod record;
+pub mod untrusted;
