@@ -62,7 +62,7 @@ pub struct Life {
     /// Container id.
     #[serde(default)]
     pub container: Option<Text>,
-    /// `namespace/name` of the pod.
+    /// `namespace/name` of the pod, or its uid while the name is not known.
     #[serde(default)]
     pub pod: Option<Text>,
     /// Process id inside its own pid namespace.

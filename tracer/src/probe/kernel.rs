@@ -13,8 +13,9 @@ use aya::{
 use tracer_ebpf::{Account, AccountKey, Counter, LiveAllocation, LiveKey, PrimaryKey, Process, ProcessKey};
 
 use super::{
+    library::Point,
     types::{Offsets, TypesError},
-    uprobes::{AttachMethod, Links, Point, Uprobes},
+    uprobes::{AttachMethod, Links, Uprobes},
 };
 
 /// The compiled programs, embedded in this binary.

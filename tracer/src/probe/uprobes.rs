@@ -24,21 +24,12 @@ use aya::{
 };
 use aya_obj::generated::{bpf_attach_type, bpf_attr, bpf_cmd, bpf_prog_type};
 
-use super::kernel::KernelError;
+use super::{kernel::KernelError, library::Point};
 
 /// `link_create.uprobe_multi.flags`: probe the return instead of the entry (`BPF_F_UPROBE_MULTI_RETURN`).
 const RETURN: u32 = 1;
 /// The verifier's explanation of a refusal is cut at this length.
 const VERIFIER_LOG_BYTES: usize = 16 << 20;
-
-/// One entry point of a library.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Point {
-    /// Offset in the file of the probed instruction.
-    pub offset: u64,
-    /// Index in [`tracer_ebpf::symbols::TABLE`], which the programs get as cookie.
-    pub symbol: u32,
-}
 
 /// How probes are attached on this kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,11 +128,7 @@ fn attach_perf(
     let attach = |point: &Point| {
         let location = UProbeAttachLocation::AbsoluteOffset(point.offset);
         program
-            .attach(
-                UProbeAttachPoint { location, cookie: Some(u64::from(point.symbol)) },
-                path,
-                UProbeScope::AllProcesses,
-            )
+            .attach(UProbeAttachPoint { location, cookie: Some(point.symbol as u64) }, path, UProbeScope::AllProcesses)
             .map_err(|source| KernelError::AttachPerf { path: path.to_owned(), source })
     };
     points.iter().map(attach).collect()
@@ -222,7 +209,7 @@ fn load_program(
 fn multi_link(program: &OwnedFd, path: &Path, points: &[Point], flags: u32) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
-    let cookies: Vec<u64> = points.iter().map(|point| u64::from(point.symbol)).collect();
+    let cookies: Vec<u64> = points.iter().map(|point| point.symbol as u64).collect();
     // SAFETY: all-zero is the documented empty value of this union of plain structures.
     let mut attr = unsafe { mem::zeroed::<bpf_attr>() };
     // SAFETY: the link-create member of the union is the one this command reads.

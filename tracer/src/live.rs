@@ -1,0 +1,4 @@
+//! The live host as a source of records.
+
+mod repair;
+mod translate;
