@@ -1,0 +1,96 @@
+//! The kernel side's exact figures, as told when tracing ends.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+use tracer_ebpf::{Account, AccountKey, Counter, Process, ProcessKey};
+
+use super::{
+    repair::{self, Devices},
+    translate,
+};
+use crate::record::{DeviceBalance, Identity};
+
+/// Ended processes whose figures are kept, newest last.
+const ENDED: usize = 4096;
+
+/// What the kernel side counted.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelBooks {
+    /// Every counter, by name. `entries` and `returns` are probe hits; each call event is either in
+    /// `calls_delivered` or in `calls_lost`.
+    pub counters: BTreeMap<&'static str, u64>,
+    /// Calls open at the end.
+    pub open_calls: usize,
+    /// Records in the rings that were not understood; always 0 unless something is broken.
+    pub malformed: u64,
+    /// Processes that called the driver.
+    pub processes: Vec<ProcessBooks>,
+}
+
+/// Exact figures of one process.
+#[derive(Clone, Debug, Serialize)]
+pub struct ProcessBooks {
+    /// The process.
+    #[serde(flatten)]
+    pub identity: Identity,
+    /// Whether it has ended.
+    pub ended: bool,
+    /// Call events it made, lost ones included.
+    pub events: u64,
+    /// Call events the ring had no room for.
+    pub lost: u64,
+    /// Calls that returned an error.
+    pub failed: u64,
+    /// Frees of handles that were not known.
+    pub unknown_frees: u64,
+    /// Allocations the live table had no room for.
+    pub untracked: u64,
+    /// Live bytes and allocations at the end, by device.
+    pub balances: Vec<DeviceBalance>,
+}
+
+impl KernelBooks {
+    pub(super) fn new(
+        counters: [u64; Counter::COUNT as usize],
+        open_calls: usize,
+        malformed: u64,
+        mut processes: Vec<ProcessBooks>,
+    ) -> Self {
+        processes.sort_by_key(|process| process.identity);
+        Self { counters: Counter::NAMES.into_iter().zip(counters).collect(), open_calls, malformed, processes }
+    }
+}
+
+impl ProcessBooks {
+    pub(super) fn new(
+        key: &ProcessKey,
+        process: &Process,
+        ended: bool,
+        accounts: &HashMap<AccountKey, Account>,
+        devices: &impl Devices,
+    ) -> Self {
+        // Accounts of an image the process has replaced hold nothing any more.
+        let own = |account: &AccountKey, value: &Account| {
+            (account.tgid, account.start_ns) == (key.tgid, key.start_ns) && value.image_ns == process.image_ns
+        };
+        let own: HashMap<AccountKey, Account> =
+            accounts.iter().filter(|(key, value)| own(key, value)).map(|(key, value)| (*key, *value)).collect();
+        Self {
+            identity: translate::identity(key.tgid, key.start_ns),
+            ended,
+            events: process.seq,
+            lost: process.lost,
+            failed: process.failed,
+            unknown_frees: process.unknown_frees,
+            untracked: process.untracked,
+            balances: repair::balances((key.tgid, key.start_ns), &own, devices),
+        }
+    }
+}
+
+/// Keeps the newest.
+pub(super) fn trim(books: &mut Vec<ProcessBooks>) {
+    let excess = books.len().saturating_sub(ENDED);
+    books.drain(..excess);
+}

@@ -1,0 +1,275 @@
+//! The kernel side at work: probes on libraries, the event stream, losses and their repair.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    os::fd::{AsRawFd, RawFd},
+    time::Instant,
+};
+
+use tokio::io::{Interest, unix::AsyncFd};
+use tracer_ebpf::{CallEvent, EventKind, ProcessEvent, ProcessKey, symbols::Op};
+
+use super::{
+    Live, Problem,
+    books::{KernelBooks, ProcessBooks},
+    clock::boot_ns,
+    libraries::Libraries,
+    repair::{self, Devices, Repair},
+    translate,
+};
+use crate::{
+    gpu::Attribution,
+    probe::{
+        Kernel, KernelConfig, KernelError,
+        discover::{self, DiscoverConfig, Discovery},
+        stream::{KernelEvent, Stream},
+    },
+    record::{Event, Identity, Record, Text},
+};
+
+/// Seconds after which the kernel's state of an ended process is dropped: its last events have been
+/// read by then.
+const KEEP_ENDED_NS: u64 = 2_000_000_000;
+
+/// The kernel side, attached.
+pub struct Tracing {
+    // First: the wait on the rings must end before the rings are closed.
+    wakeups: AsyncFd<Ring>,
+    libraries: Libraries,
+    stream: Stream,
+    kernel: Kernel,
+    repair: Repair,
+    /// Processes that exited, and when; those with kernel state are dropped after a while.
+    ended: HashMap<ProcessKey, u64>,
+    books: Vec<ProcessBooks>,
+    counters: [u64; tracer_ebpf::Counter::COUNT as usize],
+    processes_lost: u64,
+}
+
+/// A ring's descriptor, to wait on; the ring itself is the stream's.
+struct Ring(RawFd);
+
+impl AsRawFd for Ring {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+impl Devices for Attribution {
+    fn index(&self, process: &ProcessKey, ordinal: i32) -> Option<u32> {
+        self.device(translate::identity(process.tgid, process.start_ns), u32::try_from(ordinal).ok()?)
+    }
+}
+
+impl Tracing {
+    /// Loads the programs and listens to process lives. Libraries are adopted by the caller.
+    pub fn start(config: &KernelConfig, discover: DiscoverConfig) -> Result<Self, KernelError> {
+        let mut kernel = Kernel::load(config)?;
+        let stream = Stream::new(kernel.take_rings()?);
+        let wakeups = AsyncFd::with_interest(Ring(stream.calls().as_raw_fd()), Interest::READABLE)
+            .map_err(|source| KernelError::Wait { source })?;
+        Ok(Self {
+            wakeups,
+            libraries: Libraries::new(discover),
+            stream,
+            kernel,
+            repair: Repair::default(),
+            ended: HashMap::new(),
+            books: Vec::new(),
+            counters: [0; tracer_ebpf::Counter::COUNT as usize],
+            processes_lost: 0,
+        })
+    }
+
+    /// Searches the whole host for driver libraries.
+    pub fn search(&self) -> Discovery {
+        discover::discover(self.libraries.config())
+    }
+
+    /// Searches the processes that are loading libraries.
+    pub fn search_loading(&mut self, now: Instant) -> Discovery {
+        self.libraries.search_loading(now)
+    }
+
+    /// Where libraries are searched.
+    pub fn discover_config(&self) -> &DiscoverConfig {
+        self.libraries.config()
+    }
+
+    /// Libraries that carry probes.
+    pub fn libraries(&self) -> impl Iterator<Item = &str> {
+        self.libraries.attached()
+    }
+
+    /// Puts probes on new libraries.
+    pub fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Option<Problem>) {
+        let before = self.libraries.attached().count();
+        let events = self.libraries.adopt(&mut self.kernel, discovery);
+        if before == 0 && self.libraries.attached().count() > 0 {
+            let since = self.kernel.set_traced_since(boot_ns());
+            return (events, since.err().map(problem));
+        }
+        (events, None)
+    }
+
+    /// A process replaced its image.
+    pub fn executed(&mut self, pid: u32, now: Instant) {
+        self.libraries.executed(pid, now);
+    }
+
+    /// Reads the stream into records; also up to when it is complete.
+    pub fn read(&mut self, now_ns: u64, live: &mut Live) -> (Vec<Record>, u64) {
+        let mut records = Vec::new();
+        for event in self.stream.read(now_ns) {
+            match event {
+                KernelEvent::Call(event) => self.call(&event, live, &mut records),
+                KernelEvent::Life(event) => self.life(&event, live, &mut records),
+            }
+        }
+        (records, Stream::settled_ns(now_ns))
+    }
+
+    fn call(&mut self, event: &CallEvent, live: &mut Live, records: &mut Vec<Record>) {
+        self.repair.follow(event);
+        let identity = live.identity(event.tgid, event.process_start_ns);
+        let comm = translate::comm(&event.comm);
+        if let Some(start) = live.processes.meet(identity, &comm) {
+            records.push(Record { ts_ns: event.ts_ns, occurred_ns: None, event: start });
+        }
+        if !live.attribution.knows_environment(identity) {
+            live.learn_environment(identity);
+        }
+        let ordinal = translate::ordinal(event);
+        let is_uuid = translate::symbol(event).is_some_and(|symbol| symbol.op == Op::DeviceUuid);
+        if let (true, 0, Some(ordinal)) = (is_uuid, event.result, ordinal) {
+            live.attribution.learn_uuid(identity, ordinal, translate::uuid(event));
+        }
+        let device = ordinal.and_then(|ordinal| live.attribution.device(identity, ordinal));
+        records.extend(translate::call(event, identity, device).map(|event| Record {
+            ts_ns: event.0,
+            occurred_ns: None,
+            event: event.1,
+        }));
+    }
+
+    fn life(&mut self, event: &ProcessEvent, live: &mut Live, records: &mut Vec<Record>) {
+        let identity = live.identity(event.tgid, event.process_start_ns);
+        let now = Instant::now();
+        match EventKind::from_raw(event.kind) {
+            Some(EventKind::Exec) => {
+                live.attribution.forget(identity);
+                self.libraries.executed(event.tgid, now);
+            }
+            Some(EventKind::Exit) => {
+                let key = ProcessKey { tgid: event.tgid, pad: 0, start_ns: event.process_start_ns };
+                self.ended.insert(key, event.ts_ns);
+                self.libraries.ended(event.tgid);
+                if live.processes.exited(identity) {
+                    live.scanner.ended(now);
+                }
+            }
+            _ => {}
+        }
+        let parent = (event.parent_tgid != 0).then(|| live.identity(event.parent_tgid, event.parent_start_ns));
+        records.extend(translate::life(event, identity, parent).map(|said| Record {
+            ts_ns: event.ts_ns,
+            occurred_ns: None,
+            event: said,
+        }));
+    }
+
+    /// Looks for lost events, and drops the kernel's state of processes that ended.
+    pub fn check(&mut self, attribution: &Attribution) -> (Vec<Event>, Option<Problem>) {
+        match self.try_check(attribution) {
+            Ok(events) => (events, None),
+            Err(error) => (Vec::new(), Some(problem(error))),
+        }
+    }
+
+    fn try_check(&mut self, attribution: &Attribution) -> Result<Vec<Event>, KernelError> {
+        let mut events = self.repair.check(&self.kernel, attribution, boot_ns)?;
+        self.counters = self.kernel.counters()?;
+        let lost = self.counters[tracer_ebpf::Counter::ProcessesLost as usize] + self.stream.malformed();
+        if lost > self.processes_lost {
+            let count = lost - self.processes_lost;
+            events.push(Event::LostEvents { count, cpu: None, since_ns: None, tgid: None, start_ns: None });
+            self.processes_lost = lost;
+        }
+        self.bury(attribution)?;
+        Ok(events)
+    }
+
+    /// Keeps the last books of ended processes and drops their entries.
+    fn bury(&mut self, attribution: &Attribution) -> Result<(), KernelError> {
+        let now_ns = boot_ns();
+        let gone: BTreeSet<(u32, u64)> = self
+            .ended
+            .iter()
+            .filter(|(_, ended_ns)| now_ns.saturating_sub(**ended_ns) >= KEEP_ENDED_NS)
+            .map(|(key, _)| (key.tgid, key.start_ns))
+            .collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        self.ended.retain(|key, _| !gone.contains(&(key.tgid, key.start_ns)));
+        let processes = self.kernel.processes()?;
+        let dead: HashSet<ProcessKey> =
+            processes.iter().map(|(key, _)| *key).filter(|key| gone.contains(&(key.tgid, key.start_ns))).collect();
+        if dead.is_empty() {
+            return Ok(());
+        }
+        let accounts = self.kernel.accounts()?.into_iter().collect();
+        for (key, process) in processes.iter().filter(|(key, _)| dead.contains(key)) {
+            self.books.push(ProcessBooks::new(key, process, true, &accounts, attribution));
+            self.repair.forget(key);
+        }
+        books::trim(&mut self.books);
+        let remains = repair::with_remains(&processes, &gone);
+        self.kernel.forget(&dead, remains)
+    }
+
+    /// Books repaired after losses, as records, once the stream has caught up.
+    pub fn repaired(&mut self, settled_ns: u64, attribution: &Attribution) -> Vec<Record> {
+        let resyncs = self.repair.finished(settled_ns, attribution);
+        resyncs.into_iter().map(|event| Record { ts_ns: settled_ns.min(boot_ns()), occurred_ns: None, event }).collect()
+    }
+
+    /// Takes the probes off; what the kernel side has on every process, and what it counted.
+    pub fn stop(&mut self, attribution: &Attribution) -> Option<KernelBooks> {
+        std::mem::take(&mut self.libraries).detach(&mut self.kernel).ok()?;
+        let processes = self.kernel.processes().ok()?;
+        let accounts = self.kernel.accounts().ok()?.into_iter().collect();
+        let mut books = std::mem::take(&mut self.books);
+        books.extend(processes.iter().map(|(key, process)| {
+            ProcessBooks::new(key, process, self.ended.contains_key(key), &accounts, attribution)
+        }));
+        let open_calls = self.kernel.open_calls().ok()?;
+        Some(KernelBooks::new(self.kernel.counters().ok()?, open_calls, self.stream.malformed(), books))
+    }
+}
+
+/// Waits until the ring of calls is filling up; for ever where there is none.
+pub async fn woken(tracing: Option<&mut Tracing>) {
+    match tracing {
+        Some(tracing) => {
+            if let Ok(mut ready) = tracing.wakeups.readable().await {
+                ready.clear_ready();
+            }
+        }
+        None => std::future::pending().await,
+    }
+}
+
+fn problem(error: KernelError) -> Problem {
+    Problem { part: "eBPF maps", reason: error.to_string() }
+}
+
+impl Live {
+    /// A process by number and start; where the kernel does not tell the start, /proc does.
+    fn identity(&self, tgid: u32, start_ns: u64) -> Identity {
+        if start_ns == 0 {
+            return self.processes.identity(tgid).unwrap_or(Identity { tgid, start_ns: 0 });
+        }
+        translate::identity(tgid, start_ns)
+    }
+}
