@@ -247,8 +247,8 @@ impl Live {
             self.problems.extend(problem);
             let (losses, problem) = tracing.check(&self.attribution);
             self.problems.extend(problem);
-            events.into_iter().chain(losses).for_each(|event| self.tell(event));
             self.scanner.search_libraries(now, tracing.discover_config());
+            events.into_iter().chain(losses).for_each(|event| self.tell(event));
         }
         self.scanner.scan_holders(now, &self.root, &self.device_folder, self.processes.pids());
         self.tell(Event::Tick);

@@ -14,7 +14,7 @@ use tracer_ebpf::{
 
 use super::translate;
 use crate::{
-    probe::{Kernel, KernelError},
+    probe::{Kernel, KernelError, kernel::Remains},
     record::{DeviceBalance, Event, LiveEntry, OpaqueId},
 };
 
@@ -220,7 +220,9 @@ pub fn balances(
     sums.into_iter().map(balance).collect()
 }
 
-/// Processes in `gone` that left allocations in the live table.
-pub fn with_remains(processes: &[(ProcessKey, Process)], gone: &BTreeSet<(u32, u64)>) -> bool {
-    processes.iter().any(|(key, process)| process.live_entries > 0 && gone.contains(&(key.tgid, key.start_ns)))
+/// Whether processes in `gone` left allocations in the live table.
+pub fn remains(processes: &[(ProcessKey, Process)], gone: &BTreeSet<(u32, u64)>) -> Remains {
+    let left =
+        |(key, process): &(ProcessKey, Process)| process.live_entries > 0 && gone.contains(&(key.tgid, key.start_ns));
+    if processes.iter().any(left) { Remains::Some } else { Remains::None }
 }

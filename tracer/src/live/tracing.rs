@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    os::fd::{AsRawFd, RawFd},
+    io,
+    os::fd::OwnedFd,
     time::Instant,
 };
 
@@ -24,7 +25,7 @@ use crate::{
         discover::{self, DiscoverConfig, Discovery},
         stream::{KernelEvent, Stream},
     },
-    record::{Event, Identity, Record, Text},
+    record::{Event, Identity, Record},
 };
 
 /// Seconds after which the kernel's state of an ended process is dropped: its last events have been
@@ -33,8 +34,7 @@ const KEEP_ENDED_NS: u64 = 2_000_000_000;
 
 /// The kernel side, attached.
 pub struct Tracing {
-    // First: the wait on the rings must end before the rings are closed.
-    wakeups: AsyncFd<Ring>,
+    wakeups: AsyncFd<OwnedFd>,
     libraries: Libraries,
     stream: Stream,
     kernel: Kernel,
@@ -44,15 +44,6 @@ pub struct Tracing {
     books: Vec<ProcessBooks>,
     counters: [u64; tracer_ebpf::Counter::COUNT as usize],
     processes_lost: u64,
-}
-
-/// A ring's descriptor, to wait on; the ring itself is the stream's.
-struct Ring(RawFd);
-
-impl AsRawFd for Ring {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
 }
 
 impl Devices for Attribution {
@@ -66,7 +57,11 @@ impl Tracing {
     pub fn start(config: &KernelConfig, discover: DiscoverConfig) -> Result<Self, KernelError> {
         let mut kernel = Kernel::load(config)?;
         let stream = Stream::new(kernel.take_rings()?);
-        let wakeups = AsyncFd::with_interest(Ring(stream.calls().as_raw_fd()), Interest::READABLE)
+        // A descriptor of its own: the ring's is closed with the stream, whenever that is.
+        let wakeups = rustix::io::fcntl_dupfd_cloexec(stream.calls_fd(), 3)
+            .map_err(io::Error::from)
+            // SAFETY: an owned descriptor stays open, and the same, as long as it is registered.
+            .and_then(|fd| unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(io::Error::from))
             .map_err(|source| KernelError::Wait { source })?;
         Ok(Self {
             wakeups,
@@ -134,7 +129,7 @@ impl Tracing {
         let identity = live.identity(event.tgid, event.process_start_ns);
         let comm = translate::comm(&event.comm);
         if let Some(start) = live.processes.meet(identity, &comm) {
-            records.push(Record { ts_ns: event.ts_ns, occurred_ns: None, event: start });
+            records.push(at(event.ts_ns, start));
         }
         if !live.attribution.knows_environment(identity) {
             live.learn_environment(identity);
@@ -145,11 +140,7 @@ impl Tracing {
             live.attribution.learn_uuid(identity, ordinal, translate::uuid(event));
         }
         let device = ordinal.and_then(|ordinal| live.attribution.device(identity, ordinal));
-        records.extend(translate::call(event, identity, device).map(|event| Record {
-            ts_ns: event.0,
-            occurred_ns: None,
-            event: event.1,
-        }));
+        records.extend(translate::call(event, identity, device).map(|said| at(event.ts_ns, said)));
     }
 
     fn life(&mut self, event: &ProcessEvent, live: &mut Live, records: &mut Vec<Record>) {
@@ -171,11 +162,7 @@ impl Tracing {
             _ => {}
         }
         let parent = (event.parent_tgid != 0).then(|| live.identity(event.parent_tgid, event.parent_start_ns));
-        records.extend(translate::life(event, identity, parent).map(|said| Record {
-            ts_ns: event.ts_ns,
-            occurred_ns: None,
-            event: said,
-        }));
+        records.extend(translate::life(event, identity, parent).map(|said| at(event.ts_ns, said)));
     }
 
     /// Looks for lost events, and drops the kernel's state of processes that ended.
@@ -223,15 +210,14 @@ impl Tracing {
             self.books.push(ProcessBooks::new(key, process, true, &accounts, attribution));
             self.repair.forget(key);
         }
-        books::trim(&mut self.books);
-        let remains = repair::with_remains(&processes, &gone);
-        self.kernel.forget(&dead, remains)
+        super::books::trim(&mut self.books);
+        self.kernel.forget(&dead, repair::remains(&processes, &gone))
     }
 
     /// Books repaired after losses, as records, once the stream has caught up.
     pub fn repaired(&mut self, settled_ns: u64, attribution: &Attribution) -> Vec<Record> {
-        let resyncs = self.repair.finished(settled_ns, attribution);
-        resyncs.into_iter().map(|event| Record { ts_ns: settled_ns.min(boot_ns()), occurred_ns: None, event }).collect()
+        let ts_ns = settled_ns.min(boot_ns());
+        self.repair.finished(settled_ns, attribution).into_iter().map(|event| at(ts_ns, event)).collect()
     }
 
     /// Takes the probes off; what the kernel side has on every process, and what it counted.
@@ -258,6 +244,10 @@ pub async fn woken(tracing: Option<&mut Tracing>) {
         }
         None => std::future::pending().await,
     }
+}
+
+fn at(ts_ns: u64, event: Event) -> Record {
+    Record { ts_ns, occurred_ns: None, event }
 }
 
 fn problem(error: KernelError) -> Problem {

@@ -80,6 +80,16 @@ impl DeviceFiles {
         Self { folder: folder.to_owned(), known }
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
     /// Names of the device files `process` has open, in order.
     pub fn open_in(&self, process: &Process) -> Result<Vec<Text>, ProcError> {
         let failed = |errno| ProcError::new(process.pid(), "fd", errno);
