@@ -2,6 +2,7 @@
 //!
 //! The modules follow the path of the data: [`record`] is the one vocabulary every source speaks.
 
+pub mod cli;
 pub mod doctor;
 pub mod gpu;
 pub mod live;

@@ -91,7 +91,11 @@ pub struct Live {
 
 impl Live {
     /// Puts everything in place that can be. What cannot is told by [`Live::take_problems`].
-    pub async fn start(config: LiveConfig) -> Self {
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn start(config: LiveConfig) -> Self {
         let root = config.discover.proc_root.clone();
         let mut problems = Vec::new();
         let tracing = match Tracing::start(&config.kernel, config.discover) {
@@ -135,11 +139,11 @@ impl Live {
             users = discovery.users();
             let (events, problem) = tracing.adopt(discovery);
             self.problems.extend(problem);
-            events.into_iter().for_each(|event| self.tell(event));
+            self.tell_all(events);
         }
         let (scan, known) = scanning::first(&self.root, &self.device_folder, &users);
         let identities: Vec<(Identity, Text)> = known.iter().filter_map(scanning::device_user).collect();
-        known.into_iter().for_each(|event| self.tell(event));
+        self.tell_all(known);
         self.tell(scan);
         for (identity, comm) in identities {
             self.processes.watch(identity, &comm);
@@ -174,6 +178,12 @@ impl Live {
         self.tell_at(boot_ns(), event);
     }
 
+    fn tell_all(&mut self, events: Vec<Event>) {
+        for event in events {
+            self.tell(event);
+        }
+    }
+
     fn tell_at(&mut self, ts_ns: u64, event: Event) {
         self.waiting.push(Record { ts_ns, occurred_ns: None, event });
     }
@@ -185,7 +195,9 @@ impl Live {
                 for sample in samples {
                     if let Event::NvmlSample { procs, .. } = &sample {
                         let pids: Vec<u32> = procs.iter().map(|row| row.pid).collect();
-                        pids.into_iter().for_each(|pid| self.meet_billed(ts_ns, pid));
+                        for pid in pids {
+                            self.meet_billed(ts_ns, pid);
+                        }
                     }
                     self.tell_at(ts_ns, sample);
                 }
@@ -223,7 +235,7 @@ impl Live {
                         self.tell_at(ts_ns, event);
                     }
                 }
-                self.tell_at(ts_ns, scan);
+                self.tell_at(ts_ns, scan.into_event());
             }
             Scanned::Libraries(discovery) => self.adopt(discovery),
         }
@@ -233,14 +245,14 @@ impl Live {
         if let Some(tracing) = &mut self.tracing {
             let (events, problem) = tracing.adopt(discovery);
             self.problems.extend(problem);
-            events.into_iter().for_each(|event| self.tell(event));
+            self.tell_all(events);
         }
     }
 
     /// Once a second: states, losses, libraries being loaded, and the descriptor walks that are due.
     fn look(&mut self) {
         let now = Instant::now();
-        self.processes.states().into_iter().for_each(|event| self.tell(event));
+        self.tell_all(self.processes.states());
         if let Some(tracing) = &mut self.tracing {
             let loading = tracing.search_loading(now);
             let (events, problem) = tracing.adopt(loading);
@@ -248,7 +260,8 @@ impl Live {
             let (losses, problem) = tracing.check(&self.attribution);
             self.problems.extend(problem);
             self.scanner.search_libraries(now, tracing.discover_config());
-            events.into_iter().chain(losses).for_each(|event| self.tell(event));
+            self.tell_all(events);
+            self.tell_all(losses);
         }
         self.scanner.scan_holders(now, &self.root, &self.device_folder, self.processes.pids());
         self.tell(Event::Tick);

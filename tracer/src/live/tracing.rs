@@ -33,7 +33,7 @@ use crate::{
 const KEEP_ENDED_NS: u64 = 2_000_000_000;
 
 /// The kernel side, attached.
-pub struct Tracing {
+pub(super) struct Tracing {
     wakeups: AsyncFd<OwnedFd>,
     libraries: Libraries,
     stream: Stream,
@@ -54,7 +54,7 @@ impl Devices for Attribution {
 
 impl Tracing {
     /// Loads the programs and listens to process lives. Libraries are adopted by the caller.
-    pub fn start(config: &KernelConfig, discover: DiscoverConfig) -> Result<Self, KernelError> {
+    pub(super) fn start(config: &KernelConfig, discover: DiscoverConfig) -> Result<Self, KernelError> {
         let mut kernel = Kernel::load(config)?;
         let stream = Stream::new(kernel.take_rings()?);
         // A descriptor of its own: the ring's is closed with the stream, whenever that is.
@@ -77,43 +77,43 @@ impl Tracing {
     }
 
     /// Searches the whole host for driver libraries.
-    pub fn search(&self) -> Discovery {
+    pub(super) fn search(&self) -> Discovery {
         discover::discover(self.libraries.config())
     }
 
     /// Searches the processes that are loading libraries.
-    pub fn search_loading(&mut self, now: Instant) -> Discovery {
+    pub(super) fn search_loading(&mut self, now: Instant) -> Discovery {
         self.libraries.search_loading(now)
     }
 
     /// Where libraries are searched.
-    pub fn discover_config(&self) -> &DiscoverConfig {
+    pub(super) fn discover_config(&self) -> &DiscoverConfig {
         self.libraries.config()
     }
 
     /// Libraries that carry probes.
-    pub fn libraries(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn libraries(&self) -> impl Iterator<Item = &str> {
         self.libraries.attached()
     }
 
     /// Puts probes on new libraries.
-    pub fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Option<Problem>) {
+    pub(super) fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Option<Problem>) {
         let before = self.libraries.attached().count();
         let events = self.libraries.adopt(&mut self.kernel, discovery);
         if before == 0 && self.libraries.attached().count() > 0 {
             let since = self.kernel.set_traced_since(boot_ns());
-            return (events, since.err().map(problem));
+            return (events, since.err().as_ref().map(problem));
         }
         (events, None)
     }
 
     /// A process replaced its image.
-    pub fn executed(&mut self, pid: u32, now: Instant) {
+    pub(super) fn executed(&mut self, pid: u32, now: Instant) {
         self.libraries.executed(pid, now);
     }
 
     /// Reads the stream into records; also up to when it is complete.
-    pub fn read(&mut self, now_ns: u64, live: &mut Live) -> (Vec<Record>, u64) {
+    pub(super) fn read(&mut self, now_ns: u64, live: &mut Live) -> (Vec<Record>, u64) {
         let mut records = Vec::new();
         for event in self.stream.read(now_ns) {
             match event {
@@ -144,6 +144,10 @@ impl Tracing {
     }
 
     fn life(&mut self, event: &ProcessEvent, live: &mut Live, records: &mut Vec<Record>) {
+        let mut event = *event;
+        if event.process_start_ns == 0 && !complete_untyped(&mut event, live) {
+            return;
+        }
         let identity = live.identity(event.tgid, event.process_start_ns);
         let now = Instant::now();
         match EventKind::from_raw(event.kind) {
@@ -153,8 +157,12 @@ impl Tracing {
             }
             Some(EventKind::Exit) => {
                 let key = ProcessKey { tgid: event.tgid, pad: 0, start_ns: event.process_start_ns };
-                self.ended.insert(key, event.ts_ns);
+                // Of two last threads that exit at once each may have said this.
+                if self.ended.insert(key, event.ts_ns).is_some() {
+                    return;
+                }
                 self.libraries.ended(event.tgid);
+                live.processes.forget_number(event.tgid);
                 if live.processes.exited(identity) {
                     live.scanner.ended(now);
                 }
@@ -162,14 +170,14 @@ impl Tracing {
             _ => {}
         }
         let parent = (event.parent_tgid != 0).then(|| live.identity(event.parent_tgid, event.parent_start_ns));
-        records.extend(translate::life(event, identity, parent).map(|said| at(event.ts_ns, said)));
+        records.extend(translate::life(&event, identity, parent).map(|said| at(event.ts_ns, said)));
     }
 
     /// Looks for lost events, and drops the kernel's state of processes that ended.
-    pub fn check(&mut self, attribution: &Attribution) -> (Vec<Event>, Option<Problem>) {
+    pub(super) fn check(&mut self, attribution: &Attribution) -> (Vec<Event>, Option<Problem>) {
         match self.try_check(attribution) {
             Ok(events) => (events, None),
-            Err(error) => (Vec::new(), Some(problem(error))),
+            Err(error) => (Vec::new(), Some(problem(&error))),
         }
     }
 
@@ -215,13 +223,13 @@ impl Tracing {
     }
 
     /// Books repaired after losses, as records, once the stream has caught up.
-    pub fn repaired(&mut self, settled_ns: u64, attribution: &Attribution) -> Vec<Record> {
+    pub(super) fn repaired(&mut self, settled_ns: u64, attribution: &Attribution) -> Vec<Record> {
         let ts_ns = settled_ns.min(boot_ns());
         self.repair.finished(settled_ns, attribution).into_iter().map(|event| at(ts_ns, event)).collect()
     }
 
     /// Takes the probes off; what the kernel side has on every process, and what it counted.
-    pub fn stop(&mut self, attribution: &Attribution) -> Option<KernelBooks> {
+    pub(super) fn stop(&mut self, attribution: &Attribution) -> Option<KernelBooks> {
         std::mem::take(&mut self.libraries).detach(&mut self.kernel).ok()?;
         let processes = self.kernel.processes().ok()?;
         let accounts = self.kernel.accounts().ok()?.into_iter().collect();
@@ -235,7 +243,7 @@ impl Tracing {
 }
 
 /// Waits until the ring of calls is filling up; for ever where there is none.
-pub async fn woken(tracing: Option<&mut Tracing>) {
+pub(super) async fn woken(tracing: Option<&mut Tracing>) {
     match tracing {
         Some(tracing) => {
             if let Ok(mut ready) = tracing.wakeups.readable().await {
@@ -250,15 +258,35 @@ fn at(ts_ns: u64, event: Event) -> Record {
     Record { ts_ns, occurred_ns: None, event }
 }
 
-fn problem(error: KernelError) -> Problem {
+fn problem(error: &KernelError) -> Problem {
     Problem { part: "eBPF maps", reason: error.to_string() }
+}
+
+/// On a kernel without type information a fork may be a thread's and a main thread's exit not its
+/// process's: /proc tells, and the event is corrected. `false` when it says nothing about a process.
+fn complete_untyped(event: &mut ProcessEvent, live: &mut Live) -> bool {
+    match EventKind::from_raw(event.kind) {
+        Some(EventKind::Fork) => {
+            live.processes.forget_number(event.tgid);
+            live.root.process(event.tgid).and_then(|child| child.tgid()).is_ok_and(|tgid| tgid == event.tgid)
+        }
+        Some(EventKind::Exit) => {
+            let threads =
+                live.root.process(event.tgid).and_then(|process| process.stat()).map_or(0, |stat| stat.threads);
+            if threads > 1 {
+                event.kind = EventKind::ThreadExit as u32;
+            }
+            true
+        }
+        _ => true,
+    }
 }
 
 impl Live {
     /// A process by number and start; where the kernel does not tell the start, /proc does.
-    fn identity(&self, tgid: u32, start_ns: u64) -> Identity {
+    fn identity(&mut self, tgid: u32, start_ns: u64) -> Identity {
         if start_ns == 0 {
-            return self.processes.identity(tgid).unwrap_or(Identity { tgid, start_ns: 0 });
+            return self.processes.numbered(tgid).unwrap_or(Identity { tgid, start_ns: 0 });
         }
         translate::identity(tgid, start_ns)
     }

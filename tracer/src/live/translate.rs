@@ -8,30 +8,30 @@ use tracer_ebpf::{
 use crate::record::{Event, Identity, Life, OpaqueId, Task, Text};
 
 /// `lib` of records made from probes on the driver library.
-pub const DRIVER_LIBRARY: &str = "libcuda";
+pub(super) const DRIVER_LIBRARY: &str = "libcuda";
 
 /// `/proc/PID/stat` counts process starts in these (`USER_HZ` is 100 on every Linux that runs CUDA).
-pub const CLOCK_TICK_NS: u64 = 10_000_000;
+pub(super) const CLOCK_TICK_NS: u64 = 10_000_000;
 
 /// The identity of a process as /proc tells it too: its start in whole clock ticks.
-pub fn identity(tgid: u32, start_ns: u64) -> Identity {
+pub(super) fn identity(tgid: u32, start_ns: u64) -> Identity {
     Identity { tgid, start_ns: start_ns - start_ns % CLOCK_TICK_NS }
 }
 
 /// The entry point an event is about; `None` for an index outside the table.
-pub fn symbol(event: &CallEvent) -> Option<&'static Symbol> {
+pub(super) fn symbol(event: &CallEvent) -> Option<&'static Symbol> {
     TABLE.get(event.symbol as usize)
 }
 
 /// A task name as records hold it.
-pub fn comm(raw: &[u8; COMM_LEN]) -> Text {
+pub(super) fn comm(raw: &[u8; COMM_LEN]) -> Text {
     let name = raw.split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(name).as_ref().into()
 }
 
 /// A driver call as a record. `identity` is the caller's process and `device` the NVML index of the
 /// device the call is about, if known. Calls that say nothing the engine needs give `None`.
-pub fn call(event: &CallEvent, identity: Identity, device: Option<u32>) -> Option<Event> {
+pub(super) fn call(event: &CallEvent, identity: Identity, device: Option<u32>) -> Option<Event> {
     let symbol = symbol(event)?;
     let task = Task { pid: event.tid, identity, comm: comm(&event.comm) };
     let api = Text::from(symbol.name);
@@ -70,12 +70,12 @@ pub fn call(event: &CallEvent, identity: Identity, device: Option<u32>) -> Optio
 }
 
 /// The ordinal a call gives, if any.
-pub fn ordinal(event: &CallEvent) -> Option<u32> {
+pub(super) fn ordinal(event: &CallEvent) -> Option<u32> {
     if event.device == NO_DEVICE { None } else { u32::try_from(event.device).ok() }
 }
 
 /// The sixteen bytes of a UUID told by `cuDeviceGetUuid`.
-pub fn uuid(event: &CallEvent) -> [u8; 16] {
+pub(super) fn uuid(event: &CallEvent) -> [u8; 16] {
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&event.handle.to_le_bytes());
     uuid[8..].copy_from_slice(&event.size.to_le_bytes());
@@ -84,7 +84,7 @@ pub fn uuid(event: &CallEvent) -> [u8; 16] {
 
 /// Something in the life of a process as a record. What only /proc knows (control group, container)
 /// is left empty: it is told when the process turns out to matter.
-pub fn life(event: &ProcessEvent, identity: Identity, parent: Option<Identity>) -> Option<Event> {
+pub(super) fn life(event: &ProcessEvent, identity: Identity, parent: Option<Identity>) -> Option<Event> {
     let task = Task { pid: event.tid, identity, comm: comm(&event.comm) };
     let ppid = event.parent_tgid;
     let life = |task| Life { task, ppid, cgroup: Text::default(), container: None, pod: None, nspid: None };
