@@ -161,6 +161,16 @@ impl Live {
         self.tracing.iter().flat_map(Tracing::libraries).map(str::to_owned).collect()
     }
 
+    /// Entry points that carry probes, over all libraries.
+    pub fn probes(&self) -> usize {
+        self.tracing.as_ref().map_or(0, Tracing::probes)
+    }
+
+    /// How long taking the probes off will take, where that is long enough to be told.
+    pub fn slow_detach(&self) -> Option<Duration> {
+        self.tracing.as_ref().and_then(Tracing::slow_detach)
+    }
+
     /// The next records, in order of time. Waits for the next look into the rings at most, and may
     /// be empty. Cancelling loses nothing.
     pub async fn next(&mut self) -> Vec<Record> {

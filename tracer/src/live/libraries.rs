@@ -29,6 +29,7 @@ pub(super) struct Libraries {
 struct Attached {
     identity: LibraryIdentity,
     path: String,
+    points: usize,
     probes: LibraryProbes,
 }
 
@@ -46,6 +47,11 @@ impl Libraries {
     /// Libraries that carry probes.
     pub(super) fn attached(&self) -> impl Iterator<Item = &str> {
         self.attached.iter().map(|library| library.path.as_str())
+    }
+
+    /// Entry points that carry probes.
+    pub(super) fn probes(&self) -> usize {
+        self.attached.iter().map(|library| library.points).sum()
     }
 
     /// A process replaced its image: it may map a library not met before.
@@ -97,7 +103,12 @@ impl Libraries {
         match kernel.attach(&library.attach_path(), &library.points) {
             Ok(probes) => {
                 events.push(status("ok", None));
-                self.attached.push(Attached { identity: library.identity.clone(), path, probes });
+                self.attached.push(Attached {
+                    identity: library.identity.clone(),
+                    path,
+                    points: library.points.len(),
+                    probes,
+                });
             }
             Err(error) => {
                 if self.told.insert((path.clone(), 0)) {

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeSet, HashMap, HashSet},
     io,
     os::fd::OwnedFd,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     gpu::Attribution,
     probe::{
-        Kernel, KernelConfig, KernelError,
+        AttachMethod, Kernel, KernelConfig, KernelError,
         discover::{self, DiscoverConfig, Discovery},
         stream::{KernelEvent, Stream},
     },
@@ -31,6 +31,9 @@ use crate::{
 /// Seconds after which the kernel's state of an ended process is dropped: its last events have been
 /// read by then.
 const KEEP_ENDED_NS: u64 = 2_000_000_000;
+
+/// What taking off one perf probe costs: the kernel waits for every CPU to have left it.
+const DETACH_ONE: Duration = Duration::from_millis(115);
 
 /// The kernel side, attached.
 pub(super) struct Tracing {
@@ -94,6 +97,18 @@ impl Tracing {
     /// Libraries that carry probes.
     pub(super) fn libraries(&self) -> impl Iterator<Item = &str> {
         self.libraries.attached()
+    }
+
+    /// Entry points that carry probes.
+    pub(super) fn probes(&self) -> usize {
+        self.libraries.probes()
+    }
+
+    /// How long taking the probes off will take, where the kernel takes them off one by one.
+    pub(super) fn slow_detach(&self) -> Option<Duration> {
+        let one_by_one = self.kernel.attach_method() == AttachMethod::Perf;
+        let wait = DETACH_ONE * u32::try_from(2 * self.probes()).unwrap_or(u32::MAX);
+        (one_by_one && wait >= Duration::from_secs(1)).then_some(wait)
     }
 
     /// Puts probes on new libraries.
