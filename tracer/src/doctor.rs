@@ -87,11 +87,14 @@ fn libraries_check(discovery: &Discovery) -> Check {
 
 fn unreadable_check(discovery: &Discovery) -> Option<Check> {
     let first = discovery.unreadable.first()?;
-    Some(Check::missing(
-        "process_maps",
-        format!("{} processes cannot be searched for driver libraries; the first: {first}", discovery.unreadable.len()),
-        "run as root in the host's pid namespace, or with CAP_SYS_PTRACE",
-    ))
+    let count = discovery.unreadable.len();
+    let detail = format!("{count} processes cannot be searched for driver libraries; the first: {first}");
+    // The system's first process is no user of the driver; a sandbox often hides it.
+    Some(if discovery.unreadable.iter().all(|error| error.pid() == Some(1)) {
+        Check::limited("process_maps", detail, "nothing, unless process 1 itself uses the GPU")
+    } else {
+        Check::missing("process_maps", detail, "run as root in the host's pid namespace, or with CAP_SYS_PTRACE")
+    })
 }
 
 fn untraced_allocators_check(found: &crate::probe::discover::Found) -> Option<Check> {
