@@ -41,7 +41,7 @@ pub async fn examine(config: &DoctorConfig) -> Examination {
     checks.extend(discovery.refused.iter().map(|refused| {
         let users = refused.pids.len();
         let name = "libcuda_refused";
-        let detail = format!("{} (used by {users} processes)", refused.reason);
+        let detail = format!("{} (used by {})", refused.reason, processes(users));
         let action = "calls through this file are not seen; see the reason";
         // A file nobody uses, or one the user did not name, costs nothing.
         if users > 0 || config.discover.explicit.contains(&refused.path) {
@@ -72,6 +72,10 @@ pub async fn examine(config: &DoctorConfig) -> Examination {
     }
 }
 
+fn processes(count: usize) -> String {
+    text::counted(count, "process", "processes")
+}
+
 fn libraries_check(discovery: &Discovery) -> Check {
     let users = discovery.found.iter().map(|found| found.pids.len()).sum::<usize>();
     if discovery.found.is_empty() {
@@ -81,17 +85,20 @@ fn libraries_check(discovery: &Discovery) -> Check {
             "install the NVIDIA driver, or name its library with --libcuda PATH",
         )
     } else {
-        Check::ok("libcuda", format!("{} found, used by {users} processes", discovery.found.len()))
+        Check::ok("libcuda", format!("{} found, used by {}", discovery.found.len(), processes(users)))
     }
 }
 
 fn unreadable_check(discovery: &Discovery) -> Option<Check> {
     let first = discovery.unreadable.first()?;
-    Some(Check::missing(
-        "process_maps",
-        format!("{} processes cannot be searched for driver libraries; the first: {first}", discovery.unreadable.len()),
-        "run as root in the host's pid namespace, or with CAP_SYS_PTRACE",
-    ))
+    let count = discovery.unreadable.len();
+    let detail = format!("{} cannot be searched for driver libraries; the first: {first}", processes(count));
+    // The system's first process is no user of the driver; a sandbox often hides it.
+    Some(if discovery.unreadable.iter().all(|error| error.pid() == Some(1)) {
+        Check::limited("process_maps", detail, "nothing, unless process 1 itself uses the GPU")
+    } else {
+        Check::missing("process_maps", detail, "run as root in the host's pid namespace, or with CAP_SYS_PTRACE")
+    })
 }
 
 fn untraced_allocators_check(found: &crate::probe::discover::Found) -> Option<Check> {
@@ -131,16 +138,23 @@ fn devices_check(monitor: &Monitor) -> Check {
             format!("driver {driver} lists no device"),
             "check that a GPU is present (lspci) and that this process may use it",
         ),
-        (false, None) => Check::ok("nvml", format!("driver {driver}, {} devices", devices.len())),
+        (false, None) => {
+            Check::ok("nvml", format!("driver {driver}, {}", text::counted(devices.len(), "device", "devices")))
+        }
     }
 }
 
 fn device_files_check(config: &DoctorConfig) -> Check {
     let files = DeviceFiles::read(&config.device_folder);
     match files.scan(&config.discover.proc_root) {
-        Ok(scan) if scan.complete => {
-            Check::ok("device_files", format!("{} device files, open in {} processes", files.len(), scan.holders.len()))
-        }
+        Ok(scan) if scan.complete => Check::ok(
+            "device_files",
+            format!(
+                "{}, open in {}",
+                text::counted(files.len(), "device file", "device files"),
+                processes(scan.holders.len())
+            ),
+        ),
         Ok(_) => Check::missing(
             "device_files",
             "the open files of some processes cannot be read",

@@ -5,7 +5,9 @@
 //! ([`monitor`]): no answer is itself a record.
 
 pub mod attribution;
+mod conversation;
 pub mod devices;
+mod error;
 pub mod helper;
 pub mod monitor;
 mod nvml;
@@ -14,7 +16,8 @@ mod protocol;
 
 pub use attribution::{Attribution, DeviceView};
 pub use devices::{Devices, GpuDevice, MigInstance};
-pub use monitor::{Monitor, MonitorConfig, MonitorError};
+pub use error::MonitorError;
+pub use monitor::{Monitor, MonitorConfig};
 
 /// Name NVML is loaded under when none is configured; the loader knows where it is.
 pub const DEFAULT_LIBRARY: &str = "libnvidia-ml.so.1";

@@ -2,6 +2,9 @@
 
 use super::report::Check;
 use crate::proc::ProcRoot;
+use caps::Capability::{
+    CAP_BPF, CAP_CHECKPOINT_RESTORE, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_PERFMON, CAP_SYS_ADMIN, CAP_SYS_PTRACE,
+};
 use caps::{CapSet, Capability, CapsHashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -177,10 +180,6 @@ impl HostFacts {
             return vec![Check::limited("capabilities", "cannot be read", "loading will tell")];
         };
         let has = |any: &[Capability]| any.iter().any(|capability| held.contains(capability));
-        use Capability::{
-            CAP_BPF, CAP_CHECKPOINT_RESTORE, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_PERFMON, CAP_SYS_ADMIN,
-            CAP_SYS_PTRACE,
-        };
         let needed: [(&'static str, &[Capability], &'static str); 4] = [
             (
                 "CAP_BPF",

@@ -15,6 +15,11 @@ pub(super) fn path(path: &Path) -> Text {
     printable(path.as_os_str().as_bytes(), 1024)
 }
 
+/// A number and what it counts.
+pub(super) fn counted(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
 impl fmt::Display for Examination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for check in &self.checks {
@@ -39,13 +44,17 @@ impl fmt::Display for Examination {
             for device in &self.nvml.devices {
                 let name = device.name.as_deref().unwrap_or("unknown");
                 let uuid = device.uuid.as_deref().unwrap_or("no UUID");
-                writeln!(f, "  device {} {name} {uuid}, {} MIG instances", device.index, device.instances.len())?;
+                let instances = counted(device.instances.len(), "MIG instance", "MIG instances");
+                writeln!(f, "  device {} {name} {uuid}, {instances}", device.index)?;
             }
         }
         match (self.count(Verdict::Missing), self.count(Verdict::Limited)) {
             (0, 0) => writeln!(f, "\nEverything is in place."),
-            (0, limited) => writeln!(f, "\nTracing works; {limited} limits are listed above."),
-            (missing, _) => writeln!(f, "\n{missing} needed things are missing; each line above says what to do."),
+            (0, limited) => writeln!(f, "\nTracing works, with {} named above.", counted(limited, "limit", "limits")),
+            (missing, _) => {
+                let parts = counted(missing, "needed part is", "needed parts are");
+                writeln!(f, "\n{parts} missing; the line below each says what to do.")
+            }
         }
     }
 }

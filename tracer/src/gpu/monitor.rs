@@ -1,20 +1,18 @@
 //! The monitor: asks the helper process for samples, and gives it up when it does not answer.
 
+use super::DEFAULT_LIBRARY;
+use super::conversation::{Helper, Phase, out_of_turn};
 use super::devices::{Devices, GpuDevice};
-use super::protocol::{DeviceReport, Failure, NOT_FOUND, Reply, Request, SampleReport, UNKNOWN};
-use super::{DEFAULT_LIBRARY, helper};
+use super::error::MonitorError;
+use super::protocol::{DeviceReport, NOT_FOUND, Reply, Request, SampleReport};
 use crate::record::{Event, Text};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::process::Child;
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// Longest reply that is read: 65,536 rows of some 60 bytes on each of a device's instances.
-const MAX_REPLY: u64 = 64 << 20;
 /// How long a killed helper gets to die before it counts as stuck in the kernel.
 const DEATH: Duration = Duration::from_millis(200);
 /// Wait before the second attempt to open NVML; it doubles up to [`MAX_PAUSE`].
@@ -47,99 +45,6 @@ impl Default for MonitorConfig {
     }
 }
 
-/// Why NVML cannot be asked.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MonitorError {
-    /// The helper process could not be started.
-    #[error("cannot start the NVML helper {}: {message}", program.display())]
-    Start {
-        /// Program that was tried.
-        program: PathBuf,
-        /// What the system said.
-        message: String,
-    },
-    /// There is no NVML library.
-    #[error("no NVML library could be loaded (tried {}): {message}; install the driver's libnvidia-ml.so.1 or name it with --nvml-library", tried.join(", "))]
-    NotLoaded {
-        /// Names that were tried.
-        tried: Vec<String>,
-        /// What the loader said of the last.
-        message: Text,
-    },
-    /// A library was loaded that is not NVML.
-    #[error("{library} is not NVML: it has no {symbol}; name the driver's libnvidia-ml.so.1 with --nvml-library")]
-    NotNvml {
-        /// Library.
-        library: Text,
-        /// Function that is not there.
-        symbol: Text,
-    },
-    /// NVML does not work.
-    #[error("NVML ({library}) failed with code {code}: {message}; {}", advice(*code))]
-    Refused {
-        /// Library.
-        library: Text,
-        /// NVML's number for the error.
-        code: u32,
-        /// Its meaning.
-        message: Text,
-    },
-    /// No answer within the deadline.
-    #[error("NVML did not answer within {} ms; the driver may hang (look for Xid and hung-task messages in the kernel log)", waited.as_millis())]
-    Timeout {
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// A helper hangs in the kernel and not even a kill ends it; no other is started until it goes.
-    #[error(
-        "NVML helper {pid} hangs in the driver and cannot be killed; GPU figures are missing until the driver lets it go"
-    )]
-    Stuck {
-        /// The helper.
-        pid: u32,
-    },
-    /// The helper ended or spoke nonsense.
-    #[error("the NVML helper failed: {message}")]
-    Helper {
-        /// What happened.
-        message: String,
-    },
-}
-
-fn advice(code: u32) -> &'static str {
-    match code {
-        4 => "run as root, or allow access to /dev/nvidiactl",
-        9 => "load the driver (modprobe nvidia)",
-        15 => "a device fell off the bus; see the kernel log for its Xid, and reset or reboot",
-        18 => "the driver was upgraded underneath; reload its kernel modules or reboot",
-        _ => "see nvidia-smi and the kernel log",
-    }
-}
-
-impl MonitorError {
-    /// As the status of a sample.
-    fn status(&self) -> Text {
-        match self {
-            Self::Timeout { .. } | Self::Stuck { .. } => Text::const_new("timeout"),
-            Self::Refused { code, .. } => format!("error:{code}").into(),
-            _ => format!("error:{UNKNOWN}").into(),
-        }
-    }
-}
-
-impl From<Failure> for MonitorError {
-    fn from(failure: Failure) -> Self {
-        match failure {
-            Failure::NotLoaded { tried, message } => {
-                Self::NotLoaded { tried: tried.iter().map(ToString::to_string).collect(), message }
-            }
-            Failure::NotNvml { library, symbol } => Self::NotNvml { library, symbol },
-            Failure::Refused { library, code, message } => Self::Refused { library, code, message },
-        }
-    }
-}
-
 /// Samples all devices through a helper process. Never blocks; dropping it ends the helper without
 /// waiting for it.
 #[derive(Debug)]
@@ -154,27 +59,6 @@ pub struct Monitor {
     problem: Option<MonitorError>,
     pause: Duration,
     retry_at: Instant,
-}
-
-#[derive(Debug)]
-struct Helper {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-    /// What was read of the next reply.
-    partial: Vec<u8>,
-    started: Instant,
-    phase: Phase,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// NVML is being opened.
-    Opening,
-    /// It waits for a request.
-    Ready,
-    /// A request is being answered. If its asker went away, the rest of the answer is still to come.
-    Answering,
 }
 
 impl Monitor {
@@ -353,66 +237,6 @@ impl Monitor {
             self.devices.insert(device);
         }
     }
-}
-
-impl Helper {
-    fn start(config: &MonitorConfig) -> Result<Self, MonitorError> {
-        let failed = |message: String| MonitorError::Start { program: config.program.clone(), message };
-        let mut command = Command::new(&config.program);
-        command.arg(helper::SUBCOMMAND);
-        for library in &config.libraries {
-            command.arg(helper::LIBRARY_OPTION).arg(library);
-        }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            // A Ctrl-C at the terminal is for the agent, which ends its helper in good order.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| failed(error.to_string()))?;
-        let pipes = child.stdin.take().zip(child.stdout.take());
-        let (input, output) = pipes.ok_or_else(|| failed("it has no pipes".to_owned()))?;
-        let output = BufReader::new(output);
-        Ok(Self { child, input, output, partial: Vec::new(), started: Instant::now(), phase: Phase::Opening })
-    }
-
-    async fn hello(&mut self) -> Result<(Text, Option<Text>), MonitorError> {
-        match self.reply().await? {
-            Reply::Hello { library, driver } => {
-                self.phase = Phase::Ready;
-                Ok((library, driver))
-            }
-            Reply::Failed { failure } => Err(failure.into()),
-            Reply::Device(_) | Reply::Done => Err(out_of_turn()),
-        }
-    }
-
-    async fn ask(&mut self, request: &Request) -> Result<(), MonitorError> {
-        let failed = |message: String| MonitorError::Helper { message };
-        let mut line = serde_json::to_vec(request).map_err(|error| failed(error.to_string()))?;
-        line.push(b'\n');
-        self.phase = Phase::Answering;
-        self.input.write_all(&line).await.map_err(|error| failed(format!("it takes no requests ({error})")))
-    }
-
-    /// The next reply. What was read of it survives when the future is dropped.
-    async fn reply(&mut self) -> Result<Reply, MonitorError> {
-        let failed = |message: String| MonitorError::Helper { message };
-        let room = MAX_REPLY.saturating_sub(self.partial.len() as u64);
-        let read = (&mut self.output).take(room).read_until(b'\n', &mut self.partial).await;
-        read.map_err(|error| failed(format!("reading its answer failed ({error})")))?;
-        if self.partial.last() != Some(&b'\n') {
-            return Err(failed("it ended in the middle of a call".to_owned()));
-        }
-        let line = std::mem::take(&mut self.partial);
-        serde_json::from_slice(&line).map_err(|error| failed(format!("its answer has an unknown form ({error})")))
-    }
-}
-
-fn out_of_turn() -> MonitorError {
-    MonitorError::Helper { message: "it answered out of turn".to_owned() }
 }
 
 fn into_event(device: u32, sample: SampleReport) -> Event {

@@ -113,12 +113,12 @@ pub(super) fn merge(compute: &[ListedProcess], graphics: &[ListedProcess], mps: 
     // counts as computing.
     for (kind, list) in [("M+C", mps), ("C", compute), ("G", graphics)] {
         for process in list {
-            match rows.iter_mut().find(|row| row.pid == process.pid && row.gi == process.gi) {
-                Some(row) => row.used = row.used.max(process.used),
-                None => {
-                    let kind = Text::const_new(kind);
-                    rows.push(NvmlRow { pid: process.pid, used: process.used, kind, gi: process.gi });
-                }
+            let known = rows.iter_mut().find(|row| row.pid == process.pid && row.gi == process.gi);
+            if let Some(row) = known {
+                row.used = row.used.max(process.used);
+            } else {
+                let kind = Text::const_new(kind);
+                rows.push(NvmlRow { pid: process.pid, used: process.used, kind, gi: process.gi });
             }
         }
     }

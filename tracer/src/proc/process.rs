@@ -80,6 +80,16 @@ impl ProcError {
         }
     }
 
+    /// The process it is about; none when all of them could not be listed.
+    pub fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Gone { pid } | Self::Denied { pid, .. } | Self::Read { pid, .. } | Self::Malformed { pid, .. } => {
+                Some(*pid)
+            }
+            Self::List { .. } => None,
+        }
+    }
+
     /// Whether the process simply ended.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
