@@ -22,15 +22,22 @@ const PACKAGES: &[&str] = &[
     "util-linux",
 ];
 
-/// Programs built from source: name, version, further options, environment.
-const TOOLS: &[(&str, &str, &[&str], &[(&str, &str)])] = &[
-    (
-        "bpf-linker",
-        "0.13.0",
-        &["--no-default-features", "--features", "llvm-22"],
-        &[("LLVM_PREFIX", "/usr/lib/llvm-22")],
-    ),
-    ("cargo-deny", "0.20.2", &[], &[]),
+/// A program built from source.
+struct Tool {
+    name: &'static str,
+    version: &'static str,
+    options: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
+}
+
+const TOOLS: &[Tool] = &[
+    Tool {
+        name: "bpf-linker",
+        version: "0.13.0",
+        options: &["--no-default-features", "--features", "llvm-22"],
+        environment: &[("LLVM_PREFIX", "/usr/lib/llvm-22")],
+    },
+    Tool { name: "cargo-deny", version: "0.20.2", options: &[], environment: &[] },
 ];
 
 /// Installs whatever is missing.
