@@ -14,8 +14,9 @@
 //! Thresholds: 20 survivors over at least 8 s and 16 MiB; each quarter of that time must have
 //! brought a tenth of them and the last at least half its share; 10 balanced releases spread over
 //! it; the last growth no longer ago than four usual gaps. Call paths and dead threads raise the
-//! confidence; without them a leak needs 40 survivors to be more than a hint. 8 rising floors (4
-//! if they are steep), with the last third still rising.
+//! confidence; without them a leak needs 40 survivors to be more than a hint. 12 rising floors (4
+//! if each cycle gives back half of what was held, as unloading a model does, and keeps about as
+//! much or ever more), with the last third still rising.
 
 use super::{Detector, process_name};
 use crate::engine::{Book, Claim, EngineConfig, Moment};
@@ -24,7 +25,7 @@ use crate::ledger::books::Books;
 use crate::ledger::trend::{Class, ClassKey, Floor};
 use crate::ledger::{Effect, Process};
 use crate::record::Identity;
-use crate::units::{GIB, MIB, SECOND, at, duration, plural, shown, size};
+use crate::units::{GIB, MIB, SECOND, at, clock, duration, plural, shown, size};
 use std::collections::{BTreeMap, BTreeSet};
 
 const CATEGORY: Category = Category::AppLeak;
@@ -94,7 +95,7 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Vec<Claim> {
                 .filter(|(other, _)| other.device == key.device && other.host == key.host && *other != key)
                 .copied()
                 .collect();
-            claims.push(survivors_claim(process, books, key, class, &others, moment));
+            claims.push(survivors_claim(process, key, class, &others, moment));
         }
     }
     for (&device, on_device) in &books.devices {
@@ -168,7 +169,6 @@ fn leaks(key: &ClassKey, class: &Class, books: &Books, moment: &Moment<'_>) -> b
 
 fn survivors_claim(
     process: &Process,
-    books: &Books,
     key: &ClassKey,
     class: &Class,
     others: &[(&ClassKey, &Class)],
@@ -179,12 +179,16 @@ fn survivors_claim(
     let span = class.last_ns.saturating_sub(class.first_ns);
     let dead_threads = class.threads.iter().filter(|tid| process.exited_threads.contains(tid)).count();
     let threads_gone = dead_threads > 0 && dead_threads * 10 >= class.threads.len() * 8;
-    let distinct = key.stack.is_some() || threads_gone;
     let long = span >= 600 * SECOND && class.live >= 100;
-    let confidence = match (distinct, long) {
+    // What an exited thread left behind nobody will free; what one call path keeps may be a cache.
+    let needed = match (threads_gone, &key.stack) {
+        (true, _) => config.leak_survivors,
+        (false, Some(_)) => config.leak_survivors.midpoint(config.leak_survivors_without_stack),
+        (false, None) => config.leak_survivors_without_stack,
+    };
+    let confidence = match (class.live >= needed, long && (threads_gone || key.stack.is_some())) {
         (true, true) => Confidence::High,
         (true, false) => Confidence::Medium,
-        (false, _) if class.live >= config.leak_survivors_without_stack => Confidence::Medium,
         (false, _) => Confidence::Low,
     };
     let severity = match confidence {
@@ -197,13 +201,13 @@ fn survivors_claim(
     let per_hour = bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
     let mut evidence = vec![
         format!(
-            "{} survivors of size {} bytes ({}), {} ({bytes} bytes) in all, allocated one by one between {} and {}",
+            "{} survivors of size {} bytes ({}), {} ({bytes} bytes) in all, allocated one by one from {} to {}",
             class.live,
             key.size,
             size(key.size),
             size(bytes),
-            at(class.first_ns),
-            at(class.last_ns)
+            clock(class.first_ns),
+            clock(class.last_ns)
         ),
         format!("of {} such allocations {} were ever given back", class.allocs, class.frees),
         format!("evenly spread over {}: one every {}, about {} an hour", duration(span), duration(span / class.live.max(1)), size(per_hour as u64)),
@@ -222,7 +226,6 @@ fn survivors_claim(
         evidence.push(format!("also {} survivors of size {} bytes", class.live, key.size));
     }
     row_evidence(process, key.device, &mut evidence);
-    let _ = books;
     Claim {
         category: CATEGORY,
         key: format!("{}-{}", process.id, scope_key(key.device, key.host)),
@@ -302,9 +305,11 @@ fn rising(floors: &[Floor], config: &EngineConfig) -> Option<Rise> {
     let most = steps.iter().max().copied().unwrap_or(0);
     // A few cycles prove something only if each leaves as much behind as the one before, or more.
     let accelerating = steps.windows(2).all(|pair| pair[1] >= pair[0]);
-    let few = floors.len() >= config.leak_floors / 2
+    let unloads = judged.iter().all(|floor| floor.high.saturating_sub(floor.bytes).saturating_mul(2) >= floor.high);
+    let few = floors.len() >= config.leak_floors_of_unloads
+        && unloads
         && gained >= config.held_floor_bytes
-        && (least.saturating_mul(3) >= most || accelerating);
+        && (least.saturating_mul(2) >= most || accelerating);
     let third = judged.len() - judged.len().div_ceil(3);
     let late = last.bytes.saturating_sub(judged.get(third.saturating_sub(1))?.bytes);
     let goes_on = late.saturating_mul(5) >= gained;
@@ -393,19 +398,23 @@ mod tests {
     use crate::ledger::trend::Floor;
     use crate::units::{MIB, SECOND};
 
-    fn floors(values: &[u64]) -> Vec<Floor> {
-        values.iter().enumerate().map(|(index, &mib)| Floor { ns: index as u64 * 10 * SECOND, bytes: mib * MIB }).collect()
+    fn floors(values: &[u64], swing: u64) -> Vec<Floor> {
+        values.iter().enumerate().map(|(index, &mib)| Floor { ns: index as u64 * 10 * SECOND, bytes: mib * MIB, high: mib * MIB + swing * MIB }).collect()
     }
 
     #[test]
     fn only_floors_that_go_on_rising_count() {
         let config = EngineConfig::default();
-        let rises = |values: &[u64]| rising(&floors(values), &config).is_some();
-        assert!(rises(&[10, 30, 50, 70, 90, 110, 130, 150]), "even");
-        assert!(rises(&[100, 200, 400, 800, 1600]), "faster and faster");
-        assert!(!rises(&[10, 500, 900, 950, 960, 965, 966, 967]), "warm-up");
-        assert!(!rises(&[10, 30, 50, 70, 70, 70, 70, 70]), "plateau");
-        assert!(!rises(&[10, 90, 20, 80, 30, 70, 40, 60]), "sawtooth");
+        let rises = |values: &[u64]| rising(&floors(values, 64), &config).is_some();
+        let unloads = |values: &[u64]| rising(&floors(values, 4000), &config).is_some();
+        assert!(rises(&[10, 30, 50, 70, 90, 110, 130, 150, 170, 190, 210, 230]), "even");
+        assert!(!rises(&[10, 30, 50, 70, 90, 110, 130, 150]), "a cache may still be warming up");
+        assert!(unloads(&[100, 200, 400, 800, 1600]), "faster and faster");
+        assert!(unloads(&[100, 300, 500, 700]), "each unload keeps as much");
+        assert!(!rises(&[100, 300, 500, 700]), "no unload, too few");
+        assert!(!unloads(&[10, 500, 900, 950, 960, 965, 966, 967, 968, 969, 970, 971, 972]), "warm-up");
+        assert!(!unloads(&[10, 30, 50, 70, 70, 70, 70, 70]), "plateau");
+        assert!(!unloads(&[10, 90, 20, 80, 30, 70, 40, 60, 50, 60, 40, 30, 60]), "sawtooth");
         assert!(!rises(&[100, 200]), "too few");
     }
 }

@@ -14,7 +14,7 @@ use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::{Effect, Process};
 use crate::record::Identity;
-use crate::units::{at, plural, size};
+use crate::units::{at, clock, plural, size};
 use std::collections::BTreeSet;
 
 const CATEGORY: Category = Category::InsufficientData;
@@ -90,7 +90,7 @@ fn claim(process: &Process, moment: &Moment<'_>) -> Option<Claim> {
     if let Some(books) = books.filter(|_| unreliable) {
         if books.lost > 0 {
             causes.push(format!("{} events were lost", books.lost));
-            evidence.push(format!("{} lost events since {}", books.lost, at(books.unreliable_since_ns.unwrap_or(moment.now()))));
+            evidence.push(format!("{} lost events since {}", books.lost, clock(books.unreliable_since_ns.unwrap_or(moment.now()))));
         }
         if let Some((handle, ns)) = &books.first_reused {
             causes.push("a handle was reused that its books still held".to_owned());

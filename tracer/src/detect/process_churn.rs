@@ -18,7 +18,7 @@ use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::{Effect, Process};
 use crate::record::{Event, Identity, Text};
-use crate::units::{MIB, SECOND, at, duration, plural, size};
+use crate::units::{MIB, SECOND, clock, duration, plural, size};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const CATEGORY: Category = Category::ProcessChurn;
@@ -183,7 +183,7 @@ impl Pool {
         let span = self.last_ns.saturating_sub(self.first_ns);
         let name = process_name(parent.tgid, &self.comm);
         let mut evidence = vec![
-            format!("{workers} workers of parent {name} were born and died between {} and {} ({})", at(self.first_ns), at(self.last_ns), duration(span)),
+            format!("{workers} workers of parent {name} were born and died from {} to {} ({})", clock(self.first_ns), clock(self.last_ns), duration(span)),
             format!(
                 "context creation {} (median of each worker), {} in total for {} contexts, {:.0}% of the workers' lives",
                 duration(median(self.recent.iter().map(|&(_, context)| context))),

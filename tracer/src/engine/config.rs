@@ -60,6 +60,8 @@ pub struct EngineConfig {
     pub leak_bytes: u64,
     /// Rising floors (lowest points between work cycles) needed.
     pub leak_floors: usize,
+    /// Rising floors needed where each cycle gives back half of what was held.
+    pub leak_floors_of_unloads: usize,
     /// Driver calls of other memory, balanced, that show the workload is past its start.
     pub leak_balanced_frees: u64,
     /// Billed bytes above the ledger that a context, its modules and local memory can explain.
@@ -102,7 +104,8 @@ impl Default for EngineConfig {
             leak_survivors_without_stack: 40,
             leak_span_ns: 8 * SECOND,
             leak_bytes: 16 * MIB,
-            leak_floors: 8,
+            leak_floors: 12,
+            leak_floors_of_unloads: 4,
             leak_balanced_frees: 10,
             context_ceiling_bytes: GIB,
             unseen_calls_ns: 30 * SECOND,

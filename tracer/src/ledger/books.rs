@@ -317,11 +317,6 @@ impl Books {
         Freed::Known
     }
 
-    /// When the live block at this handle was made.
-    pub(super) fn born(&self, space: Space, handle: &OpaqueId) -> Option<u64> {
-        self.live.get(&Key { space, handle: handle.clone() }).map(|allocation| allocation.ns)
-    }
-
     pub(super) fn mapped(&mut self, va: &OpaqueId, handle: &OpaqueId, size: u64) {
         if let Some(block) = self.live.get_mut(&Key { space: Space::Vmm, handle: handle.clone() }) {
             block.maps = block.maps.saturating_add(1);
