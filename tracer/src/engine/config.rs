@@ -50,12 +50,16 @@ pub struct EngineConfig {
     pub churn_share: f64,
     /// Without a new worker for this long, the churn has ended (or three usual gaps, if longer).
     pub churn_quiet_ns: u64,
-    /// Survivors of one size and call path needed before growth is called a leak.
+    /// Survivors needed before growth is called a leak, where the threads that made them are gone.
     pub leak_survivors: u64,
-    /// Survivors needed where no call path tells them apart from a loading model.
+    /// Survivors needed where neither threads nor call paths tell them apart from a cache.
     pub leak_survivors_without_stack: u64,
     /// Growth must have gone on for this long.
     pub leak_span_ns: u64,
+    /// Blocks from this size on may be parts of a model that is being loaded.
+    pub leak_shard_bytes: u64,
+    /// Growth in such blocks must have gone on for this long.
+    pub leak_shard_span_ns: u64,
     /// Bytes a leak must have taken.
     pub leak_bytes: u64,
     /// Rising floors (lowest points between work cycles) needed.
@@ -103,8 +107,10 @@ impl Default for EngineConfig {
             leak_survivors: 20,
             leak_survivors_without_stack: 40,
             leak_span_ns: 8 * SECOND,
+            leak_shard_bytes: 64 * MIB,
+            leak_shard_span_ns: 600 * SECOND,
             leak_bytes: 16 * MIB,
-            leak_floors: 12,
+            leak_floors: 24,
             leak_floors_of_unloads: 4,
             leak_balanced_frees: 10,
             context_ceiling_bytes: GIB,
