@@ -112,7 +112,8 @@ impl Engine {
 
     /// The findings and facts so far.
     pub fn report(&self) -> Report {
-        let (data_quality, data_quality_reasons) = quality::judge(&self.ledger, &self.book, self.config.context_ceiling_bytes);
+        let (data_quality, data_quality_reasons) =
+            quality::judge(&self.ledger, &self.book, self.config.context_ceiling_bytes);
         let mut warnings = Vec::new();
         if self.unknown_kinds > 0 {
             warnings.push(format!("{} records of an unknown kind were ignored", self.unknown_kinds));

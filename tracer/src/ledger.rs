@@ -241,7 +241,11 @@ impl Ledger {
     /// Bytes a live process holds on a device: as billed in the last sample, else by its calls.
     pub fn held(&self, process: &Process, device: u32) -> u64 {
         self.billed(process, device).unwrap_or_else(|| {
-            process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |books| books.owned.bytes)
+            process
+                .books
+                .as_ref()
+                .and_then(|books| books.devices.get(&Some(device)))
+                .map_or(0, |books| books.owned.bytes)
         })
     }
 
@@ -262,7 +266,11 @@ impl Ledger {
     pub fn devices_of(&self, process: &Process) -> BTreeSet<u32> {
         let rows = process.rows.keys().map(|&(device, _)| device);
         let books = process.books.iter().flat_map(|books| {
-            books.devices.keys().filter_map(|device| *device).chain(books.contexts.iter().filter_map(|context| context.device))
+            books
+                .devices
+                .keys()
+                .filter_map(|device| *device)
+                .chain(books.contexts.iter().filter_map(|context| context.device))
         });
         rows.chain(books).collect()
     }
@@ -340,7 +348,8 @@ impl Ledger {
     }
 
     fn metric(&mut self, name: &Text, value: f64, labels: &BTreeMap<String, serde_json::Value>, ns: u64) {
-        let Some(tgid) = labels.get("tgid").and_then(serde_json::Value::as_u64).and_then(|tgid| u32::try_from(tgid).ok())
+        let Some(tgid) =
+            labels.get("tgid").and_then(serde_json::Value::as_u64).and_then(|tgid| u32::try_from(tgid).ok())
         else {
             return;
         };

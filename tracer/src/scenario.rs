@@ -131,7 +131,9 @@ impl<R: BufRead> Scenario<R> {
                 return Err(self.malformed("no `\"events\": [` line found; this is not a scenario file"));
             }
             let trimmed = text.trim();
-            if let Some(rest) = trimmed.strip_prefix("\"events\"").map(str::trim_start).and_then(|rest| rest.strip_prefix(':')) {
+            if let Some(rest) =
+                trimmed.strip_prefix("\"events\"").map(str::trim_start).and_then(|rest| rest.strip_prefix(':'))
+            {
                 match rest.trim() {
                     "[" => break,
                     "[]" | "[]," => {

@@ -119,7 +119,8 @@ fn follows(process: &Process, device: Option<u32>, gained: u64, moment: &Moment<
     let Some(row) = process.rows.iter().filter(|((on, _), _)| *on == device).map(|(_, row)| row).next_back() else {
         return true;
     };
-    let owned = process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |books| books.owned.bytes);
+    let owned =
+        process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |books| books.owned.bytes);
     let stale = moment.ledger.billed(process, device).is_none();
     // Rows lag by a sample; half of what was gained must have arrived.
     stale || row.used.saturating_add(gained / 2) >= owned
@@ -190,13 +191,7 @@ fn leaks(process: &Process, key: &ClassKey, class: &Class, books: &Books, moment
     even && share && (key.host || follows(process, key.device, gained.saturating_mul(key.size), moment))
 }
 
-fn survivors_claim(
-    process: &Process,
-    key: &ClassKey,
-    class: &Class,
-    others: &[(&ClassKey, &Class)],
-
-) -> Claim {
+fn survivors_claim(process: &Process, key: &ClassKey, class: &Class, others: &[(&ClassKey, &Class)]) -> Claim {
     let bytes = class.live.saturating_mul(key.size);
     let span = class.last_ns.saturating_sub(class.first_ns);
     let threads_gone = threads_gone(process, class);
@@ -217,9 +212,18 @@ fn survivors_claim(
             clock(class.last_ns)
         ),
         format!("of {} such allocations {} were ever given back", class.allocs, class.frees),
-        format!("evenly spread over {}: one every {}, about {} an hour", duration(span), duration(span / class.live.max(1)), size(per_hour as u64)),
+        format!(
+            "evenly spread over {}: one every {}, about {} an hour",
+            duration(span),
+            duration(span / class.live.max(1)),
+            size(per_hour as u64)
+        ),
     ];
-    let frees = class.marks.last().map_or(0, |mark| mark.frees).saturating_sub(class.marks.first().map_or(0, |mark| mark.frees));
+    let frees = class
+        .marks
+        .last()
+        .map_or(0, |mark| mark.frees)
+        .saturating_sub(class.marks.first().map_or(0, |mark| mark.frees));
     evidence.push(format!("meanwhile its other memory was balanced: {frees} releases, so it is past its start"));
     if let Some(stack) = &key.stack {
         evidence.push(format!("all from one call path: stack {}", shown(&stack.to_string(), 64)));
@@ -227,7 +231,11 @@ fn survivors_claim(
         evidence.push("call paths are not known, so one size stands for one place in the program".to_owned());
     }
     if threads_gone {
-        evidence.push(format!("the allocating threads exited ({} of the {} last looked at); nothing in them can release it", dead_threads(process, class), class.threads.len()));
+        evidence.push(format!(
+            "the allocating threads exited ({} of the {} last looked at); nothing in them can release it",
+            dead_threads(process, class),
+            class.threads.len()
+        ));
     }
     for (key, class) in others.iter().take(4) {
         evidence.push(format!("also {} survivors of size {} bytes", class.live, key.size));
@@ -240,7 +248,12 @@ fn survivors_claim(
         severity,
         confidence,
         bytes: Some(bytes),
-        summary: format!("{name} keeps {} of {kind} in {} blocks of {} and goes on taking more", size(bytes), class.live, size(key.size)),
+        summary: format!(
+            "{name} keeps {} of {kind} in {} blocks of {} and goes on taking more",
+            size(bytes),
+            class.live,
+            size(key.size)
+        ),
         evidence,
         advice: advice(process, threads_gone),
     }
@@ -358,7 +371,13 @@ fn floors_claim(process: &Process, device: Option<u32>, rise: &Rise, moment: &Mo
             size(each),
             duration(rise.gap_ns)
         ),
-        format!("first floor {} {}, last floor {} {}", size(rise.first.bytes), at(rise.first.ns), size(rise.last_bytes), at(rise.last_ns)),
+        format!(
+            "first floor {} {}, last floor {} {}",
+            size(rise.first.bytes),
+            at(rise.first.ns),
+            size(rise.last_bytes),
+            at(rise.last_ns)
+        ),
     ];
     row_evidence(process, device, &mut evidence);
     let on = device.map_or_else(|| "the GPU".to_owned(), |device| format!("GPU {device}"));
@@ -370,7 +389,11 @@ fn floors_claim(process: &Process, device: Option<u32>, rise: &Rise, moment: &Mo
         severity: if rise.gained >= CRITICAL { Severity::Critical } else { Severity::Warning },
         confidence,
         bytes: Some(rise.gained),
-        summary: format!("{name} keeps {} more on {on} after each work cycle, {} so far", size(each), size(rise.gained)),
+        summary: format!(
+            "{name} keeps {} more on {on} after each work cycle, {} so far",
+            size(each),
+            size(rise.gained)
+        ),
         evidence,
         advice: advice(process, false),
     }
@@ -420,7 +443,15 @@ mod tests {
     use crate::units::{MIB, SECOND};
 
     fn floors(values: &[u64], swing: u64) -> Vec<Floor> {
-        values.iter().enumerate().map(|(index, &mib)| Floor { ns: index as u64 * 10 * SECOND, bytes: mib * MIB, high: mib * MIB + swing * MIB }).collect()
+        values
+            .iter()
+            .enumerate()
+            .map(|(index, &mib)| Floor {
+                ns: index as u64 * 10 * SECOND,
+                bytes: mib * MIB,
+                high: mib * MIB + swing * MIB,
+            })
+            .collect()
     }
 
     #[test]

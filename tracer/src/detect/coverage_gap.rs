@@ -99,10 +99,23 @@ impl CoverageGap {
         if billed > 0 {
             evidence.push(format!("NVML bills {who} {} ({billed} bytes)", size(billed)));
         }
-        let subject = Subject { path: (!path.is_empty()).then(|| path.clone()), ..process.map_or_else(
-            || Subject { tgid: id.map(|id| id.tgid), start_ns: id.map(|id| id.start_ns), scope: id.is_none().then(|| "host".into()), ..Subject::default() },
-            |process| Subject { device: moment.ledger.devices_of(process).first().copied(), pod: process.pod.clone(), container: process.container.clone(), ..Subject::process(process.id, &process.comm) },
-        ) };
+        let subject = Subject {
+            path: (!path.is_empty()).then(|| path.clone()),
+            ..process.map_or_else(
+                || Subject {
+                    tgid: id.map(|id| id.tgid),
+                    start_ns: id.map(|id| id.start_ns),
+                    scope: id.is_none().then(|| "host".into()),
+                    ..Subject::default()
+                },
+                |process| Subject {
+                    device: moment.ledger.devices_of(process).first().copied(),
+                    pod: process.pod.clone(),
+                    container: process.container.clone(),
+                    ..Subject::process(process.id, &process.comm)
+                },
+            )
+        };
         book.raise(Claim {
             category: CATEGORY,
             key,
@@ -118,7 +131,12 @@ impl CoverageGap {
 }
 
 fn billed(process: &Process, moment: &Moment<'_>) -> u64 {
-    moment.ledger.devices_of(process).iter().filter_map(|&device| moment.ledger.billed(process, device)).fold(0, u64::saturating_add)
+    moment
+        .ledger
+        .devices_of(process)
+        .iter()
+        .filter_map(|&device| moment.ledger.billed(process, device))
+        .fold(0, u64::saturating_add)
 }
 
 /// Processes that NVML bills and that never made a visible call although they were born here.
@@ -129,7 +147,11 @@ fn unseen(moment: &Moment<'_>, book: &mut Book) {
     }
     let mut standing = Vec::new();
     for process in ledger.gpu_users() {
-        if process.books.is_some() || process.id.start_ns == 0 || ledger.predates_tracer(process) || ledger.is_observer(process.id, &process.comm) {
+        if process.books.is_some()
+            || process.id.start_ns == 0
+            || ledger.predates_tracer(process)
+            || ledger.is_observer(process.id, &process.comm)
+        {
             continue;
         }
         let Some((&(device, gi), row)) = process.rows.iter().find(|(_, row)| !row.graphics) else { continue };

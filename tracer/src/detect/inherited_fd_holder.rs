@@ -50,7 +50,8 @@ impl Detector for InheritedFdHolder {
                 }
                 continue;
             }
-            let late = teardown.billed_ns.is_some_and(|ns| ns >= teardown.exit_ns.saturating_add(moment.config.exit_grace_ns));
+            let late =
+                teardown.billed_ns.is_some_and(|ns| ns >= teardown.exit_ns.saturating_add(moment.config.exit_grace_ns));
             if !late || teardown.billed < moment.config.held_floor_bytes {
                 continue;
             }
@@ -92,7 +93,8 @@ fn claim(key: &Key, teardown: &Teardown, search: &Search, known: &[Holder], mome
         "pid {} exited: {told} {}{}",
         teardown.id.tgid,
         at(teardown.exit_ns),
-        dead.and_then(|process| process.gone_ns).map_or_else(String::new, |ns| format!(", left the process table {}", at(ns)))
+        dead.and_then(|process| process.gone_ns)
+            .map_or_else(String::new, |ns| format!(", left the process table {}", at(ns)))
     )];
     evidence.push(match teardown.by {
         Billed::ByRow => format!(

@@ -35,7 +35,11 @@ impl Detector for InsufficientData {
             match *effect {
                 Effect::Contradiction(id) | Effect::GpuUser(id) if self.watched.len() < WATCHED => {
                     let relevant = ledger.process(&id).is_some_and(|process| {
-                        ledger.predates_tracer(process) || process.books.as_ref().is_some_and(|books| books.lost > 0 || books.reused > 0 || books.unknown_frees > 0)
+                        ledger.predates_tracer(process)
+                            || process
+                                .books
+                                .as_ref()
+                                .is_some_and(|books| books.lost > 0 || books.reused > 0 || books.unknown_frees > 0)
                     });
                     if relevant {
                         self.watched.insert(id);
@@ -61,7 +65,11 @@ impl Detector for InsufficientData {
             let Some(process) = ledger.process(id) else { continue };
             match claim(process, moment) {
                 Some(claim) => book.raise(claim),
-                None => book.close(CATEGORY, &id.to_string(), "its books are exact again, or nothing from before the tracer is left"),
+                None => book.close(
+                    CATEGORY,
+                    &id.to_string(),
+                    "its books are exact again, or nothing from before the tracer is left",
+                ),
             }
         }
         for (&(device, gi), series) in &ledger.devices {
@@ -79,7 +87,8 @@ fn claim(process: &Process, moment: &Moment<'_>) -> Option<Claim> {
     let preattach = ledger.preattach_bytes(process);
     let predates = ledger.predates_tracer(process);
     let unknown_frees = books.map_or(0, |books| books.unknown_frees);
-    let unreliable = books.is_some_and(|books| books.unreliable_since_ns.is_some() || books.reused > 0 && !books.resynced);
+    let unreliable =
+        books.is_some_and(|books| books.unreliable_since_ns.is_some() || books.reused > 0 && !books.resynced);
     let late = predates && (preattach > moment.config.context_ceiling_bytes || unknown_frees > 0 && preattach > 0);
     if !unreliable && !late && (unknown_frees == 0 || predates) {
         return None;
@@ -90,7 +99,11 @@ fn claim(process: &Process, moment: &Moment<'_>) -> Option<Claim> {
     if let Some(books) = books.filter(|_| unreliable) {
         if books.lost > 0 {
             causes.push(format!("{} events were lost", books.lost));
-            evidence.push(format!("{} lost events since {}", books.lost, clock(books.unreliable_since_ns.unwrap_or(moment.now()))));
+            evidence.push(format!(
+                "{} lost events since {}",
+                books.lost,
+                clock(books.unreliable_since_ns.unwrap_or(moment.now()))
+            ));
         }
         if let Some((handle, ns)) = &books.first_reused {
             causes.push("a handle was reused that its books still held".to_owned());
@@ -118,8 +131,15 @@ fn claim(process: &Process, moment: &Moment<'_>) -> Option<Claim> {
     }
     if late {
         causes.push(format!("{} date from before the tracer", size(preattach)));
-        evidence.push(format!("attached after process start: started {}, first seen {}", at(process.id.start_ns), at(process.seen_ns)));
-        evidence.push(format!("{} ({preattach} bytes) billed by NVML that no seen call explains, context included", size(preattach)));
+        evidence.push(format!(
+            "attached after process start: started {}, first seen {}",
+            at(process.id.start_ns),
+            at(process.seen_ns)
+        ));
+        evidence.push(format!(
+            "{} ({preattach} bytes) billed by NVML that no seen call explains, context included",
+            size(preattach)
+        ));
     }
     if unknown_frees > 0 {
         if causes.is_empty() {
@@ -130,7 +150,12 @@ fn claim(process: &Process, moment: &Moment<'_>) -> Option<Claim> {
     Some(Claim {
         category: CATEGORY,
         key: process.id.to_string(),
-        subject: Subject { device, pod: process.pod.clone(), container: process.container.clone(), ..Subject::process(process.id, &process.comm) },
+        subject: Subject {
+            device,
+            pod: process.pod.clone(),
+            container: process.container.clone(),
+            ..Subject::process(process.id, &process.comm)
+        },
         severity: Severity::Info,
         confidence: Confidence::High,
         bytes: late.then_some(preattach),
@@ -139,7 +164,8 @@ fn claim(process: &Process, moment: &Moment<'_>) -> Option<Claim> {
         advice: if unreliable {
             "Treat this process's ledger as reset: it is an upper bound, and no leak verdict is based on it. A larger ring buffer avoids losses.".to_owned()
         } else {
-            "Nothing has to be done. For complete figures the tracer must be running before the process starts.".to_owned()
+            "Nothing has to be done. For complete figures the tracer must be running before the process starts."
+                .to_owned()
         },
     })
 }

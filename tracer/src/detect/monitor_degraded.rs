@@ -33,9 +33,12 @@ impl Detector for MonitorDegraded {
         let ticking = *moment.event == Event::Tick;
         for (&(device, gi), series) in &moment.ledger.devices {
             let key = gi.map_or_else(|| format!("gpu{device}"), |gi| format!("gpu{device}-gi{gi}"));
-            let silent_since = series
-                .answered_ns
-                .filter(|&last| ticking && series.failing.is_none() && series.samples > 1 && moment.now().saturating_sub(last) >= moment.config.monitor_silence_ns);
+            let silent_since = series.answered_ns.filter(|&last| {
+                ticking
+                    && series.failing.is_none()
+                    && series.samples > 1
+                    && moment.now().saturating_sub(last) >= moment.config.monitor_silence_ns
+            });
             let failing = series.failing.as_ref().filter(|failing| {
                 failing.count >= moment.config.monitor_failures || failing.longest_ns >= moment.config.monitor_slow_ns
             });
@@ -58,7 +61,11 @@ impl Detector for MonitorDegraded {
                 let told = format!("no sample since {} although time passes", clock(last));
                 book.raise(claim(&key, device, gi, series, Severity::Warning, told, moment));
             } else if slow {
-                let told = format!("the last call took {} where {} is usual", duration(series.dur_ns), duration(series.usual_ns));
+                let told = format!(
+                    "the last call took {} where {} is usual",
+                    duration(series.dur_ns),
+                    duration(series.usual_ns)
+                );
                 book.raise(claim(&key, device, gi, series, Severity::Info, told, moment));
             } else if series.good >= moment.config.monitor_failures || series.good > 0 && series.dur_ns < SECOND {
                 book.close(CATEGORY, &key, "NVML answers again");
@@ -67,7 +74,15 @@ impl Detector for MonitorDegraded {
     }
 }
 
-fn claim(key: &str, device: u32, gi: Option<u32>, series: &Device, severity: Severity, told: String, moment: &Moment<'_>) -> Claim {
+fn claim(
+    key: &str,
+    device: u32,
+    gi: Option<u32>,
+    series: &Device,
+    severity: Severity,
+    told: String,
+    moment: &Moment<'_>,
+) -> Claim {
     let ledger = moment.ledger;
     let on = device_name(device, gi);
     let summary = format!("NVML is not dependable for {on}: {told}");

@@ -30,8 +30,8 @@ const SIGHUP: i32 = 1;
 
 /// Programs that start others for people and are not what those belong to.
 const SESSIONS: [&str; 19] = [
-    "bash", "sh", "zsh", "dash", "fish", "ksh", "tcsh", "csh", "sshd", "login", "su", "sudo", "tmux", "screen", "systemd",
-    "init", "cron", "crond", "atd",
+    "bash", "sh", "zsh", "dash", "fish", "ksh", "tcsh", "csh", "sshd", "login", "su", "sudo", "tmux", "screen",
+    "systemd", "init", "cron", "crond", "atd",
 ];
 
 /// Live GPU users with some dead ancestor or ended owner.
@@ -159,7 +159,9 @@ fn ended(process: &Process, death: Death) -> Ended {
         Cause::Exit { signal, .. } if signal != 0 => Ended::Stopped,
         // A handler that turns a signal into a clean exit: what mattered is that it was told to stop.
         Cause::Exit { .. }
-            if process.signal.is_some_and(|(sig, ns)| matches!(sig, 2 | 3 | 9 | 15) && ns.saturating_add(60 * SECOND) >= death.ns) =>
+            if process.signal.is_some_and(|(sig, ns)| {
+                matches!(sig, 2 | 3 | 9 | 15) && ns.saturating_add(60 * SECOND) >= death.ns
+            }) =>
         {
             Ended::Stopped
         }
@@ -207,7 +209,8 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Option<Case> {
         let grace = if end.kind == OwnerKind::Pod { config.pod_grace_ns } else { config.owner_grace_ns };
         now >= end.ns.saturating_add(grace) && process.alive_ns > end.ns
     });
-    let root = dead_owner(process, ledger).filter(|(.., death, _)| now >= death.ns.saturating_add(config.owner_grace_ns));
+    let root =
+        dead_owner(process, ledger).filter(|(.., death, _)| now >= death.ns.saturating_add(config.owner_grace_ns));
     if let Some(end) = owner {
         let since_ns = root.as_ref().map_or(end.ns, |(.., death, _)| death.ns.min(end.ns));
         return Some(Case {
@@ -280,9 +283,17 @@ fn claim(
         }
         evidence.push(format!("lineage as recorded at fork or attach: {}", chain.join(" <- ")));
     }
-    let state = process.state.as_ref().map_or_else(String::new, |(state, ns)| format!(", state {} {}", shown(state, 8), at(*ns)));
-    let host = process.nspid.map_or_else(String::new, |nspid| format!("; host pid {}, pid {nspid} inside", process.id.tgid));
-    evidence.push(format!("holder {name} started {}, last seen alive {}{state}{host}", at(process.id.start_ns), at(process.alive_ns)));
+    let state = process
+        .state
+        .as_ref()
+        .map_or_else(String::new, |(state, ns)| format!(", state {} {}", shown(state, 8), at(*ns)));
+    let host =
+        process.nspid.map_or_else(String::new, |nspid| format!("; host pid {}, pid {nspid} inside", process.id.tgid));
+    evidence.push(format!(
+        "holder {name} started {}, last seen alive {}{state}{host}",
+        at(process.id.start_ns),
+        at(process.alive_ns)
+    ));
     adoption(process, case, ledger, &mut evidence);
     for pair in process.places.windows(2) {
         if let [from, to] = pair {
@@ -301,7 +312,9 @@ fn claim(
     let victims: Vec<_> = ledger
         .refusals
         .iter()
-        .filter(|refused| refused.ns > case.since_ns && refused.device.is_none_or(|on| on == device) && refused.id != process.id)
+        .filter(|refused| {
+            refused.ns > case.since_ns && refused.device.is_none_or(|on| on == device) && refused.id != process.id
+        })
         .collect();
     for victim in victims.iter().take(5) {
         evidence.push(format!(
@@ -363,7 +376,8 @@ fn adoption(process: &Process, case: &Case, ledger: &Ledger, evidence: &mut Vec<
 
 fn holdings(process: &Process, device: u32, bytes: u64, ledger: &Ledger, evidence: &mut Vec<String>) {
     let billed = ledger.billed(process, device);
-    let books = process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |books| books.bytes());
+    let books =
+        process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |books| books.bytes());
     let mps = process.rows.iter().any(|(&(on, _), row)| on == device && row.mps);
     match billed {
         Some(billed) => evidence.push(format!(
@@ -393,7 +407,9 @@ fn advice(process: &Process, case: &Case) -> String {
     let tgid = process.id.tgid;
     let mps = process.rows.values().any(|row| row.mps);
     let stop = if mps {
-        format!("End pid {tgid} through the MPS control daemon (terminate_client), not by a signal: a killed MPS client can damage the others.")
+        format!(
+            "End pid {tgid} through the MPS control daemon (terminate_client), not by a signal: a killed MPS client can damage the others."
+        )
     } else {
         format!(
             "Check that pid {tgid} is still {} started {}, then end that pid alone: kill -TERM {tgid}, and kill -KILL {tgid} if it is there 10 s later.",
@@ -412,10 +428,6 @@ fn advice(process: &Process, case: &Case) -> String {
             "To prevent it, give workers parent-death handling (PR_SET_PDEATHSIG or a watched pipe), or a supervisor that kills the whole control group."
         }
     };
-    let doubt = if case.confidence < Confidence::High {
-        "It may be meant to run on: ask its user first. "
-    } else {
-        ""
-    };
+    let doubt = if case.confidence < Confidence::High { "It may be meant to run on: ask its user first. " } else { "" };
     format!("{doubt}{stop} {prevent}")
 }

@@ -183,7 +183,12 @@ impl Pool {
         let span = self.last_ns.saturating_sub(self.first_ns);
         let name = process_name(parent.tgid, &self.comm);
         let mut evidence = vec![
-            format!("{workers} workers of parent {name} were born and died from {} to {} ({})", clock(self.first_ns), clock(self.last_ns), duration(span)),
+            format!(
+                "{workers} workers of parent {name} were born and died from {} to {} ({})",
+                clock(self.first_ns),
+                clock(self.last_ns),
+                duration(span)
+            ),
             format!(
                 "context creation {} (median of each worker), {} in total for {} contexts, {:.0}% of the workers' lives",
                 duration(median(self.recent.iter().map(|&(_, context)| context))),
@@ -210,7 +215,10 @@ impl Pool {
                     points.len()
                 ));
             } else {
-                evidence.push(format!("what GPU {device} uses beyond its processes did not rise with the exits ({} points)", points.len()));
+                evidence.push(format!(
+                    "what GPU {device} uses beyond its processes did not rise with the exits ({} points)",
+                    points.len()
+                ));
             }
         }
         Some(Claim {
@@ -224,7 +232,11 @@ impl Pool {
                 ..Subject::default()
             },
             severity,
-            confidence: if workers >= 2 * config.churn_workers as u64 || share >= 0.5 { Confidence::High } else { Confidence::Medium },
+            confidence: if workers >= 2 * config.churn_workers as u64 || share >= 0.5 {
+                Confidence::High
+            } else {
+                Confidence::Medium
+            },
             bytes: None,
             summary: format!(
                 "{name} has replaced {workers} GPU worker{} in {}; {:.0}% of their lives went into creating contexts",

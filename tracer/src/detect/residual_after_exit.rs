@@ -39,13 +39,18 @@ impl Detector for ResidualAfterExit {
             let teardown = pending.teardown;
             let key: Key = (teardown.id, teardown.device, teardown.gi);
             if let Some(returned) = teardown.returned_ns {
-                let reason = format!("the memory came back {} after the exit", duration(returned.saturating_sub(teardown.exit_ns)));
+                let reason = format!(
+                    "the memory came back {} after the exit",
+                    duration(returned.saturating_sub(teardown.exit_ns))
+                );
                 book.close(CATEGORY, &finding_key(&key), &reason);
                 continue;
             }
             match judge(&pending, moment) {
                 Some(verdict) => book.raise(verdict),
-                None if pending.is_held() => book.close(CATEGORY, &finding_key(&key), "a holder of the memory was found"),
+                None if pending.is_held() => {
+                    book.close(CATEGORY, &finding_key(&key), "a holder of the memory was found")
+                }
                 None => {}
             }
         }
@@ -71,7 +76,11 @@ fn departure(process: &Process) -> Departure {
         (Some(ns), _) => Departure::Left(*ns),
         // A zombie has closed its files: only its entry is left.
         (None, Some((state, ns))) if *ns >= died => {
-            if state.starts_with('Z') || state.starts_with('X') { Departure::Left(*ns) } else { Departure::StillThere }
+            if state.starts_with('Z') || state.starts_with('X') {
+                Departure::Left(*ns)
+            } else {
+                Departure::StillThere
+            }
         }
         _ => Departure::Unseen,
     }
@@ -81,7 +90,7 @@ fn judge(pending: &Pending<'_>, moment: &Moment<'_>) -> Option<Claim> {
     let (ledger, config) = (moment.ledger, moment.config);
     let teardown = pending.teardown;
     let billed_ns = teardown.billed_ns?;
-    if pending.is_held() || teardown.billed < config.held_floor_bytes {
+    if pending.is_held() || pending.search.itself || teardown.billed < config.held_floor_bytes {
         return None;
     }
     let process = ledger.process(&teardown.id)?;
@@ -96,6 +105,8 @@ fn judge(pending: &Pending<'_>, moment: &Moment<'_>) -> Option<Claim> {
     let left = match departure(process) {
         Departure::Left(ns) => Some(ns),
         Departure::StillThere => return None,
+        // A search that no longer finds its files says almost as much, after a while.
+        Departure::Unseen if !complete || stayed < grace.max(config.unreaped_ns) => return None,
         Departure::Unseen => {
             missing.push("it was not seen to leave the process table".to_owned());
             None
@@ -107,7 +118,8 @@ fn judge(pending: &Pending<'_>, moment: &Moment<'_>) -> Option<Claim> {
         None => missing.push("the open files have not been walked since the exit".to_owned()),
     }
     if !process.exports.is_empty() {
-        missing.push(format!("it exported {} blocks, which a process out of sight may have open", process.exports.len()));
+        missing
+            .push(format!("it exported {} blocks, which a process out of sight may have open", process.exports.len()));
     }
     if teardown.by == Billed::Unattributed {
         let managed = ledger.gpu_users().find(|user| {
@@ -190,7 +202,8 @@ fn claim(
         evidence.push(format!("all open files were walked {}: no process holds its device files", at(ns)));
     }
     evidence.push("no live child inherited its files and no process is known to import its memory".to_owned());
-    for xid in ledger.xids.iter().filter(|xid| xid.device.is_none_or(|device| device == teardown.device)).rev().take(3) {
+    for xid in ledger.xids.iter().filter(|xid| xid.device.is_none_or(|device| device == teardown.device)).rev().take(3)
+    {
         let code = xid.code.map_or_else(String::new, |code| format!(" {code}"));
         evidence.push(format!("the kernel reported Xid{code} {}", at(xid.ns)));
     }
@@ -220,7 +233,11 @@ fn claim(
         severity,
         confidence,
         bytes: Some(teardown.billed),
-        summary: format!("{} of dead {name} stay on {on} {} after its exit: {verdict}", size(teardown.billed), duration(moment.now().saturating_sub(teardown.exit_ns))),
+        summary: format!(
+            "{} of dead {name} stay on {on} {} after its exit: {verdict}",
+            size(teardown.billed),
+            duration(moment.now().saturating_sub(teardown.exit_ns))
+        ),
         evidence,
         advice: format!(
             "There is no process to end: pid {} is gone and killing others would not help. {next} The memory comes back with a reset of {on} once its other work has been drained, or with a driver reload.",

@@ -46,7 +46,14 @@ impl Detector for SlowTeardown {
                 if late {
                     book.raise(claim(&pending, moment));
                 }
-                book.close(CATEGORY, &name, &format!("the memory came back {} after the exit", duration(returned.saturating_sub(teardown.exit_ns))));
+                book.close(
+                    CATEGORY,
+                    &name,
+                    &format!(
+                        "the memory came back {} after the exit",
+                        duration(returned.saturating_sub(teardown.exit_ns))
+                    ),
+                );
             } else if pending.is_held() {
                 book.close(CATEGORY, &name, "something still holds the memory");
             } else if book.is_open(Category::ResidualAfterExit, &name) {
@@ -95,7 +102,9 @@ fn claim(pending: &Pending<'_>, moment: &Moment<'_>) -> Claim {
     }
     if let Some(gone) = process.and_then(|process| process.gone_ns) {
         evidence.push(format!("left the process table {}", at(gone)));
-    } else if let Some((state, ns)) = process.and_then(|process| process.state.as_ref()).filter(|(_, ns)| *ns >= teardown.exit_ns) {
+    } else if let Some((state, ns)) =
+        process.and_then(|process| process.state.as_ref()).filter(|(_, ns)| *ns >= teardown.exit_ns)
+    {
         evidence.push(format!("exit seen but not reaped: state {} {}", crate::units::shown(state, 8), at(*ns)));
     }
     let outcome = if let Some(returned) = teardown.returned_ns {

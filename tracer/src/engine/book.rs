@@ -133,7 +133,11 @@ impl Book {
             || bytes.abs_diff(told) > told / 4;
         // The process a finding was opened about stays its subject.
         let subject = finding.subject.clone();
-        finding.subject = Subject { tgid: subject.tgid.or(claim.subject.tgid), start_ns: subject.start_ns.or(claim.subject.start_ns), ..claim.subject };
+        finding.subject = Subject {
+            tgid: subject.tgid.or(claim.subject.tgid),
+            start_ns: subject.start_ns.or(claim.subject.start_ns),
+            ..claim.subject
+        };
         finding.severity = claim.severity;
         finding.confidence = claim.confidence;
         finding.bytes = claim.bytes;

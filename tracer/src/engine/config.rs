@@ -36,6 +36,8 @@ pub struct EngineConfig {
     pub pinned_bytes_per_second: u64,
     /// Without a search of all open files, a residue must outlast this many graces.
     pub unproven_residue_graces: u64,
+    /// Without its reaping seen, a dead process must have been without open files this long.
+    pub unreaped_ns: u64,
     /// How long a process may outlive its owner before it counts as left over.
     pub owner_grace_ns: u64,
     /// Pods are given 30 s to end by default, and their deletion may be announced first.
@@ -97,6 +99,7 @@ impl Default for EngineConfig {
             exit_grace_ns: 5 * SECOND,
             pinned_bytes_per_second: 8_000_000_000,
             unproven_residue_graces: 2,
+            unreaped_ns: 60 * SECOND,
             owner_grace_ns: 5 * SECOND,
             pod_grace_ns: 35 * SECOND,
             clean_owner_silence_ns: 60 * SECOND,
@@ -119,8 +122,18 @@ impl Default for EngineConfig {
             monitor_slow_ns: 5 * SECOND,
             monitor_silence_ns: 30 * SECOND,
             observers: [
-                "nv-hostengine", "nvidia-persiste", "nvidia-smi", "dcgm", "nvtop", "nvitop", "gpustat", "nvidia-cuda-mps",
-                "nvidia-mps", "gpu-feature-disc", "nvidia-device-p", "vramtrace",
+                "nv-hostengine",
+                "nvidia-persiste",
+                "nvidia-smi",
+                "dcgm",
+                "nvtop",
+                "nvitop",
+                "gpustat",
+                "nvidia-cuda-mps",
+                "nvidia-mps",
+                "gpu-feature-disc",
+                "nvidia-device-p",
+                "vramtrace",
             ]
             .map(Text::from)
             .to_vec(),

@@ -64,7 +64,10 @@ pub(super) fn judge(ledger: &Ledger, book: &Book, context_ceiling: u64) -> (Data
         lower(DataQuality::Partial, format!("{} were allocated before the tracer came", size(preattach)));
     }
     if losses.unknown_frees > 0 {
-        lower(DataQuality::Partial, format!("{} releases named memory whose allocation was not seen", losses.unknown_frees));
+        lower(
+            DataQuality::Partial,
+            format!("{} releases named memory whose allocation was not seen", losses.unknown_frees),
+        );
     }
     if losses.dropped > 0 {
         lower(DataQuality::Partial, format!("{} facts were dropped because a limit was reached", losses.dropped));

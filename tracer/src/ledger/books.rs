@@ -252,7 +252,8 @@ impl Books {
         let key = Key { space: Space::of(new.family), handle: new.handle.clone() };
         if let Some(old) = self.live.get_mut(&key) {
             // The runtime's call and the driver's call inside it report one block.
-            let nested = old.layer != new.layer && old.size == new.size && new.begin_ns.is_none_or(|begin| old.ns >= begin);
+            let nested =
+                old.layer != new.layer && old.size == new.size && new.begin_ns.is_none_or(|begin| old.ns >= begin);
             if nested {
                 return;
             }
@@ -441,7 +442,14 @@ impl Books {
         }
     }
 
-    pub(super) fn context_created(&mut self, handle: Option<&OpaqueId>, device: Option<u32>, primary: bool, ns: u64, dur_ns: u64) {
+    pub(super) fn context_created(
+        &mut self,
+        handle: Option<&OpaqueId>,
+        device: Option<u32>,
+        primary: bool,
+        ns: u64,
+        dur_ns: u64,
+    ) {
         if primary
             && let Some(context) =
                 self.contexts.iter_mut().find(|context| context.primary && context.device == device && device.is_some())
@@ -450,7 +458,9 @@ impl Books {
             return;
         }
         // A context at the address of an older one: the older one's end was lost.
-        if let Some(old) = self.contexts.iter().position(|context| handle.is_some() && context.handle.as_ref() == handle) {
+        if let Some(old) =
+            self.contexts.iter().position(|context| handle.is_some() && context.handle.as_ref() == handle)
+        {
             self.contexts.remove(old);
         }
         // Hostile callers only; real processes have a handful.
@@ -461,17 +471,33 @@ impl Books {
         self.serial = self.serial.wrapping_add(1).max(1);
         self.contexts_created = self.contexts_created.saturating_add(1);
         self.context_ns = self.context_ns.saturating_add(dur_ns);
-        self.contexts.push(Context { handle: handle.cloned(), device, primary, refs: 1, ns, dur_ns, serial: self.serial });
+        self.contexts.push(Context {
+            handle: handle.cloned(),
+            device,
+            primary,
+            refs: 1,
+            ns,
+            dur_ns,
+            serial: self.serial,
+        });
     }
 
     /// Ends a context (or gives back a reference) and frees what the driver frees with it.
-    pub(super) fn context_destroyed(&mut self, handle: Option<&OpaqueId>, device: Option<u32>, end: ContextEnd, begin_ns: u64, ns: u64) {
+    pub(super) fn context_destroyed(
+        &mut self,
+        handle: Option<&OpaqueId>,
+        device: Option<u32>,
+        end: ContextEnd,
+        begin_ns: u64,
+        ns: u64,
+    ) {
         let position = self.contexts.iter().position(|context| {
             context.ns <= begin_ns
                 && match end {
                     ContextEnd::Destroy => handle.is_some() && context.handle.as_ref() == handle,
                     ContextEnd::Release | ContextEnd::Reset => {
-                        context.primary && (context.device == device || handle.is_some() && context.handle.as_ref() == handle)
+                        context.primary
+                            && (context.device == device || handle.is_some() && context.handle.as_ref() == handle)
                     }
                 }
         });
@@ -555,7 +581,12 @@ impl Books {
     }
 
     /// Replaces the books by exact ones.
-    pub(super) fn resync(&mut self, live: &[crate::record::LiveEntry], balances: &[crate::record::DeviceBalance], ns: u64) {
+    pub(super) fn resync(
+        &mut self,
+        live: &[crate::record::LiveEntry],
+        balances: &[crate::record::DeviceBalance],
+        ns: u64,
+    ) {
         let fresh = Self {
             first_ns: self.first_ns,
             contexts: std::mem::take(&mut self.contexts),

@@ -219,7 +219,16 @@ impl Ledger {
     }
 
     #[expect(clippy::too_many_arguments, reason = "they are the fields of one record")]
-    fn free(&mut self, task: &Task, api: &Text, layer: Layer, space: Space, handle: Option<&OpaqueId>, result: i32, ns: u64) {
+    fn free(
+        &mut self,
+        task: &Task,
+        api: &Text,
+        layer: Layer,
+        space: Space,
+        handle: Option<&OpaqueId>,
+        result: i32,
+        ns: u64,
+    ) {
         let Some(id) = self.caller(task, ns, Intent::Release) else { return };
         let Some(handle) = handle.filter(|handle| !handle.is_null()) else { return };
         let Some(books) = self.books(id, ns) else { return };

@@ -124,7 +124,12 @@ impl Device {
         self.failures += 1;
         self.good = 0;
         self.dur_ns = dur_ns;
-        let failing = self.failing.get_or_insert_with(|| Failing { since_ns: ns, count: 0, longest_ns: 0, status: status.clone() });
+        let failing = self.failing.get_or_insert_with(|| Failing {
+            since_ns: ns,
+            count: 0,
+            longest_ns: 0,
+            status: status.clone(),
+        });
         failing.count = failing.count.saturating_add(1);
         failing.longest_ns = failing.longest_ns.max(dur_ns);
         failing.status = status.clone();

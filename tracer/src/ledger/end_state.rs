@@ -23,7 +23,10 @@ impl Ledger {
                 *peak = (*peak).max(books.peak);
             }
             if let Some(pod) = &process.pod {
-                let held = self.devices_of(process).iter().fold(0_u64, |sum, &device| sum.saturating_add(self.held(process, device)));
+                let held = self
+                    .devices_of(process)
+                    .iter()
+                    .fold(0_u64, |sum, &device| sum.saturating_add(self.held(process, device)));
                 add(&mut end.bytes_by_pod, pod.clone(), held);
             }
             for (&(device, gi), row) in &process.rows {

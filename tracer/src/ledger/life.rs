@@ -37,7 +37,8 @@ impl Ledger {
                 self.born(life, Seen::Start, ns);
             }
             Event::Fork { life, parent_tgid, parent_start_ns } => {
-                let parent = self.ensure(Identity { tgid: *parent_tgid, start_ns: *parent_start_ns }, Seen::Implied, ns);
+                let parent =
+                    self.ensure(Identity { tgid: *parent_tgid, start_ns: *parent_start_ns }, Seen::Implied, ns);
                 let id = self.born(life, Seen::Fork, ns);
                 if let Some(process) = self.processes.get_mut(&id) {
                     process.image = Image::Forked { ns };
@@ -301,7 +302,8 @@ impl Ledger {
     /// Most processes of a host never touch a GPU: they are forgotten once their end has been looked at.
     pub(super) fn forget_the_idle(&mut self) {
         while let Some(id) = self.just_died.pop() {
-            let idle = self.processes.get(&id).is_some_and(|process| !process.uses_gpu() && process.children.is_empty());
+            let idle =
+                self.processes.get(&id).is_some_and(|process| !process.uses_gpu() && process.children.is_empty());
             if idle {
                 self.forget(id, false);
             } else {
@@ -326,9 +328,8 @@ impl Ledger {
             }
             self.dead.push_back(id);
         }
-        let stale = |teardown: &super::Teardown| {
-            teardown.returned_ns.is_some_and(|ns| ns.saturating_add(60 * SECOND) < now)
-        };
+        let stale =
+            |teardown: &super::Teardown| teardown.returned_ns.is_some_and(|ns| ns.saturating_add(60 * SECOND) < now);
         self.teardowns.retain(|_, teardown| !stale(teardown));
     }
 

@@ -1,9 +1,9 @@
 //! NVML samples: rows matched to identities, and the memory of the dead followed.
 
+use super::Ledger;
 use super::device::{Health, Sample, implausible};
 use super::process::{Row, Seen};
 use super::teardown::{Billed, Teardown};
-use super::Ledger;
 use crate::record::{Event, Identity, NvmlRow, Record};
 use std::collections::BTreeMap;
 
@@ -172,13 +172,7 @@ impl Ledger {
             .fold(0, |sum, books| sum.saturating_add(books.bytes()))
     }
 
-    fn follow_teardowns(
-        &mut self,
-        device: u32,
-        gi: Option<u32>,
-        sample: &Sample,
-        billed: &BTreeMap<Identity, u64>,
-    ) {
+    fn follow_teardowns(&mut self, device: u32, gi: Option<u32>, sample: &Sample, billed: &BTreeMap<Identity, u64>) {
         let mut open: Vec<(Identity, u32, Option<u32>)> = self
             .teardowns
             .iter()

@@ -75,11 +75,27 @@ impl Owners {
 fn is_end(kind: OwnerKind, phase: &str) -> bool {
     let phase = phase.to_ascii_lowercase();
     let ends: &[&str] = match kind {
-        OwnerKind::Container => &["removed", "deleted", "died", "die", "dead", "exited", "stopped", "destroy", "destroyed", "killed"],
+        OwnerKind::Container => {
+            &["removed", "deleted", "died", "die", "dead", "exited", "stopped", "destroy", "destroyed", "killed"]
+        }
         OwnerKind::Pod => &["deleted", "succeeded", "failed", "removed"],
         OwnerKind::Job => &[
-            "completed", "complete", "failed", "cancelled", "canceled", "timeout", "ended", "finished", "killed", "deadline",
-            "node_fail", "out_of_memory", "preempted", "removed", "deleted", "succeeded",
+            "completed",
+            "complete",
+            "failed",
+            "cancelled",
+            "canceled",
+            "timeout",
+            "ended",
+            "finished",
+            "killed",
+            "deadline",
+            "node_fail",
+            "out_of_memory",
+            "preempted",
+            "removed",
+            "deleted",
+            "succeeded",
         ],
     };
     ends.contains(&phase.as_str())

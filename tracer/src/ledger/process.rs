@@ -295,7 +295,8 @@ pub(crate) fn job_of(cgroup: &str) -> Option<&str> {
         if part == "jobid" {
             return parts.peek().copied().filter(|id| !id.is_empty());
         }
-        let id = part.strip_prefix("job_").or_else(|| part.strip_prefix("job-")).or_else(|| part.strip_prefix("pbspro-"));
+        let id =
+            part.strip_prefix("job_").or_else(|| part.strip_prefix("job-")).or_else(|| part.strip_prefix("pbspro-"));
         if let Some(id) = id {
             let id = id.strip_suffix(".slice").or_else(|| id.strip_suffix(".scope")).unwrap_or(id);
             if !id.is_empty() {

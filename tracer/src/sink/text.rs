@@ -91,7 +91,8 @@ fn holders(report: &Report, out: &mut String) {
     if rows.is_empty() {
         return;
     }
-    let _ = writeln!(out, "\nStill allocated by live processes:\n  {:>10} {:>12} {:>12}", "pid", "GPU memory", "at most");
+    let _ =
+        writeln!(out, "\nStill allocated by live processes:\n  {:>10} {:>12} {:>12}", "pid", "GPU memory", "at most");
     for &(bytes, tgid) in rows.iter().take(ROWS) {
         let peak = end.peak_bytes_by_tgid.get(&tgid).copied().unwrap_or(bytes);
         let _ = writeln!(out, "  {tgid:>10} {:>12} {:>12}", size(bytes), size(peak));
