@@ -5,8 +5,8 @@ mod corpus;
 use vramtrace::engine::EngineConfig;
 use vramtrace::{replay, sink};
 
-/// Scenarios whose verdicts need a detector of the next issue (allocator_cache, stray_context,
-/// stuck_in_driver, idle_holder, pool_retention, observer_holds_device). All their other aspects
+/// Scenarios whose verdicts need a detector of the next issue (allocator cache, stray
+/// context, stuck in driver, idle holder, pool retention, observer holds device). All their other aspects
 /// must pass already: nothing false is raised about them.
 const DETECTOR_COMES_WITH_ISSUE_3: [&str; 7] = [
     "d04_caching_allocator_plateau",

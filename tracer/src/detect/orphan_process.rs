@@ -19,6 +19,7 @@
 use super::{Detector, by_size, device_name, process_name};
 use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
+use crate::ledger::books::DeviceBooks;
 use crate::ledger::process::{Cause, Death};
 use crate::ledger::{Effect, Ledger, OwnerEnd, OwnerKind, Process};
 use crate::record::{Event, Identity, Text};
@@ -376,8 +377,7 @@ fn adoption(process: &Process, case: &Case, ledger: &Ledger, evidence: &mut Vec<
 
 fn holdings(process: &Process, device: u32, bytes: u64, ledger: &Ledger, evidence: &mut Vec<String>) {
     let billed = ledger.billed(process, device);
-    let books =
-        process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |books| books.bytes());
+    let books = process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, DeviceBooks::bytes);
     let mps = process.rows.iter().any(|(&(on, _), row)| on == device && row.mps);
     match billed {
         Some(billed) => evidence.push(format!(

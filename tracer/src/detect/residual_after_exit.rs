@@ -49,7 +49,7 @@ impl Detector for ResidualAfterExit {
             match judge(&pending, moment) {
                 Some(verdict) => book.raise(verdict),
                 None if pending.is_held() => {
-                    book.close(CATEGORY, &finding_key(&key), "a holder of the memory was found")
+                    book.close(CATEGORY, &finding_key(&key), "a holder of the memory was found");
                 }
                 None => {}
             }

@@ -1,6 +1,7 @@
 //! The scenario files, and how a report is held against what they expect.
 
 #![expect(dead_code, reason = "each test binary uses a part of it")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
