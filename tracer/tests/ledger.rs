@@ -228,3 +228,54 @@ fn processes_that_never_matter_are_forgotten() {
     host.tell(json!({"kind": "tick"}));
     assert!(host.engine.ledger().process_count() <= known + 70, "{}", host.engine.ledger().process_count());
 }
+
+/// What a live host tells of a container's birth: forks without a control group, and the final one
+/// only with the exec. The runtime dies later.
+fn container_host(owner_cgroup: &str) -> Host {
+    let mut host = Host::new();
+    let runtime = json!({"pid": 20, "tgid": 20, "start_ns": 15, "comm": "containerd", "kind": "proc_snapshot", "ppid": 1, "cgroup": "/containerd.service", "state": "S"});
+    host.tell(runtime);
+    host.tell(json!({"kind": "fork", "pid": 21, "tgid": 21, "start_ns": 30, "comm": "runc", "ppid": 20, "parent_tgid": 20, "parent_start_ns": 15}));
+    host.tell(json!({"kind": "exec", "pid": 21, "tgid": 21, "start_ns": 30, "comm": "server", "ppid": 20, "cgroup": owner_cgroup}));
+    let of = json!({"pid": 21, "tgid": 21, "start_ns": 30, "comm": "server"});
+    for mut call in [
+        json!({"kind": "ctx_create", "api": "cuDevicePrimaryCtxRetain", "ctx": "0xc1"}),
+        json!({"kind": "alloc", "api": "cuMemAlloc_v2", "handle": "0x1", "size": 4096 * MIB}),
+    ] {
+        call.as_object_mut().unwrap().extend(of.as_object().unwrap().clone());
+        host.tell(call);
+    }
+    host.tell(json!({"kind": "exit", "pid": 20, "tgid": 20, "start_ns": 15, "signal": 9, "group_dead": true}));
+    for _ in 0..20 {
+        host.tell(json!({"kind": "proc_state", "pid": 21, "tgid": 21, "start_ns": 30, "comm": "server", "state": "S", "ppid": 1, "cgroup": owner_cgroup}));
+    }
+    host
+}
+
+#[test]
+fn a_place_passed_through_before_the_gpu_owns_nothing() {
+    assert!(!container_host("/kubepods/pod-a/cri-1").raised(Category::OrphanProcess));
+    assert!(container_host("/containerd.service").raised(Category::OrphanProcess));
+}
+
+#[test]
+fn the_engine_asks_for_what_would_settle_a_residue() {
+    let mut host = Host::new();
+    host.tell(json!({"kind": "ctx_create", "api": "cuDevicePrimaryCtxRetain", "ctx": "0xc1"}));
+    host.alloc("cuMemAlloc_v2", "0x1", 4096);
+    let sample = json!({"kind": "nvml_sample", "status": "ok", "used": 5000 * MIB, "total": 80_000 * MIB, "procs": [{"pid": 7, "used": 4500 * MIB, "type": "C"}]});
+    host.tell(sample.clone());
+    host.tell(json!({"kind": "exit", "signal": 9, "group_dead": true}));
+    assert_eq!(host.engine.questions().gone.len(), 1);
+    for _ in 0..4 {
+        host.tell(sample.clone());
+        assert!(!host.engine.questions().walk_open_files);
+    }
+    host.tell(sample.clone());
+    assert!(host.engine.questions().walk_open_files);
+    host.tell(json!({"kind": "reap"}));
+    host.tell(json!({"kind": "fd_scan", "complete": true, "holders": []}));
+    assert!(host.raised(Category::ResidualAfterExit));
+    let questions = host.engine.questions();
+    assert!(!questions.walk_open_files && questions.gone.is_empty());
+}

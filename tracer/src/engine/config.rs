@@ -42,6 +42,9 @@ pub struct EngineConfig {
     pub owner_grace_ns: u64,
     /// Pods are given 30 s to end by default, and their deletion may be announced first.
     pub pod_grace_ns: u64,
+    /// An owner that ended with an error may have been a mere launcher: its process must also have
+    /// been silent this long.
+    pub failed_owner_silence_ns: u64,
     /// An owner that ended cleanly proves nothing; its process must also have been silent this long.
     pub clean_owner_silence_ns: u64,
     /// Short-lived workers with a context each that make a pool a churning one.
@@ -102,6 +105,7 @@ impl Default for EngineConfig {
             unreaped_ns: 60 * SECOND,
             owner_grace_ns: 5 * SECOND,
             pod_grace_ns: 35 * SECOND,
+            failed_owner_silence_ns: 20 * SECOND,
             clean_owner_silence_ns: 60 * SECOND,
             churn_workers: 6,
             churn_life_ns: 60 * SECOND,

@@ -45,6 +45,13 @@ impl Ledger {
                     process.forked_ns = Some(ns);
                 }
                 self.link(id, parent);
+                let origin = self.processes.get(&parent);
+                let place = origin.and_then(|parent| parent.places.last().cloned());
+                let container = origin.and_then(|parent| parent.container.clone());
+                let pod = origin.and_then(|parent| parent.pod.clone());
+                if let Some(process) = self.processes.get_mut(&id) {
+                    process.inherit_place(place, container, pod, ns);
+                }
             }
             Event::Exec { life } => {
                 let id = self.born(life, Seen::Implied, ns);
