@@ -12,8 +12,8 @@ pub use config::{DeviceInfo, EngineConfig};
 
 use crate::detect::{self, Detector};
 use crate::finding::{Change, Report, SCHEMA};
-use crate::ledger::Ledger;
-use crate::record::{Event, Record};
+use crate::ledger::{Ledger, Process};
+use crate::record::{Event, Identity, Record};
 use crate::units::SECOND;
 
 /// Detectors look at the whole at most this often; what a record itself brings about they see at once.
@@ -37,6 +37,17 @@ impl Moment<'_> {
     pub fn now(&self) -> u64 {
         self.ledger.now
     }
+}
+
+/// What a live host may look up for the engine, whenever it is convenient.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Questions {
+    /// Walk `/proc/*/fd` and tell who has device files open ([`Event::FdScan`]).
+    pub walk_open_files: bool,
+    /// Dead processes that were not seen to leave the process table ([`Event::Reap`]).
+    pub gone: Vec<Identity>,
+    /// Live processes whose state, parent and control group matter ([`Event::ProcState`]).
+    pub states: Vec<Identity>,
 }
 
 /// Turns records into findings.
@@ -132,6 +143,26 @@ impl Engine {
             end_state: self.ledger.end_state(),
             warnings,
         }
+    }
+
+    /// What would help to judge what is pending. A live host answers with records.
+    pub fn questions(&self) -> Questions {
+        let ledger = &self.ledger;
+        let mut questions = Questions::default();
+        for teardown in ledger.teardowns.values().filter(|teardown| teardown.returned_ns.is_none()) {
+            let due = teardown.exit_ns.saturating_add(self.config.exit_grace_ns);
+            let walked = ledger.scan.as_ref().is_some_and(|scan| scan.ns >= due);
+            questions.walk_open_files |= ledger.now >= due && !walked && teardown.billed_ns.is_some_and(|ns| ns >= due);
+            if ledger.process(&teardown.id).is_some_and(|process| process.gone_ns.is_none()) {
+                questions.gone.push(teardown.id);
+            }
+        }
+        let orphaned = |user: &&Process| {
+            ledger.ancestors(user.id).any(|ancestor| !ancestor.is_alive()) || ledger.owner_end(user).is_some()
+        };
+        questions.states.extend(ledger.gpu_users().filter(orphaned).map(|user| user.id));
+        questions.gone.dedup();
+        questions
     }
 
     /// Records taken in so far.

@@ -47,8 +47,9 @@ pub struct Scan {
     pub ns: u64,
     /// Whether all could be read.
     pub complete: bool,
-    /// Who has device files open.
+    /// Who has device files open, of those that still live.
     pub holders: Vec<record::Holder>,
+    ids: BTreeSet<Identity>,
 }
 
 /// A kernel message about a GPU.
@@ -137,6 +138,7 @@ pub struct Ledger {
     pulse: u64,
     orphaned_parents: BTreeMap<u32, Vec<Identity>>,
     dead: VecDeque<Identity>,
+    just_died: Vec<Identity>,
     owners: owners::Owners,
     failed_allocs: BTreeMap<u32, u64>,
     peaks: BTreeMap<u32, u64>,
@@ -175,6 +177,7 @@ impl Ledger {
             pulse: 1,
             orphaned_parents: BTreeMap::new(),
             dead: VecDeque::new(),
+            just_died: Vec::new(),
             owners: owners::Owners::default(),
             failed_allocs: BTreeMap::new(),
             peaks: BTreeMap::new(),
@@ -280,6 +283,7 @@ impl Ledger {
     /// Takes a record in.
     pub(crate) fn apply(&mut self, record: &Record) {
         self.effects.clear();
+        self.forget_the_idle();
         self.now = self.now.max(record.ts_ns);
         match &record.event {
             Event::Alloc { .. }
@@ -307,6 +311,7 @@ impl Ledger {
                     ns: record.ts_ns,
                     complete: *complete && kept == holders.len(),
                     holders: holders.iter().take(kept).cloned().collect(),
+                    ids: holders.iter().take(kept).map(|holder| holder.identity).collect(),
                 });
             }
             Event::LostEvents { count, since_ns, tgid, start_ns, .. } => {

@@ -183,3 +183,56 @@ impl<R: BufRead> Scenario<R> {
         ScenarioError::Malformed { path: self.path.clone(), line: self.line, problem: problem.to_owned() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Scenario, ScenarioError};
+    use std::path::Path;
+
+    const HEAD: &str = "{\n \"schema\": \"vramtrace-replay/1\",\n \"id\": \"x\",\n \"devices\": [],\n \"events\": [\n";
+
+    fn read(text: &str) -> Result<usize, ScenarioError> {
+        let mut scenario = Scenario::read(Path::new("x.json"), text.as_bytes())?;
+        let mut count = 0;
+        while scenario.next_record()?.is_some() {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    fn error(text: &str) -> String {
+        read(text).expect_err("it must be refused").to_string()
+    }
+
+    #[test]
+    fn records_are_read_a_line_each() {
+        let body = "  {\"ts_ns\": 1, \"kind\": \"tick\"},\n\n  {\"ts_ns\": 1, \"kind\": \"new_thing\", \"x\": [1]}\n ],\n \"expected\": {}\n}\n";
+        assert_eq!(read(&format!("{HEAD}{body}")).unwrap(), 2);
+        assert_eq!(read(&format!("{HEAD} {{\"ts_ns\": 1, \"kind\": \"tick\"}} ]\n}}")).unwrap(), 1);
+        assert_eq!(read(&HEAD.replace("[\n", "[]\n")).unwrap(), 0);
+    }
+
+    #[test]
+    fn errors_name_file_and_line() {
+        let broken = error(&format!("{HEAD}  {{\"ts_ns\": 1, \"kind\": \"tick\"}},\n  {{\"ts_ns\": 1, \"kind\": \n"));
+        assert!(broken.starts_with("x.json:7: not a record: "), "{broken}");
+        let lacking = error(&format!("{HEAD}  {{\"ts_ns\": 1, \"kind\": \"alloc\"}}\n ]\n}}"));
+        assert!(lacking.starts_with("x.json:6: not a record: missing field"), "{lacking}");
+        let backwards = error(&format!(
+            "{HEAD}  {{\"ts_ns\": 9, \"kind\": \"tick\"}},\n  {{\"ts_ns\": 8, \"kind\": \"tick\"}}\n ]\n}}"
+        ));
+        assert!(backwards.starts_with("x.json:7: ts_ns 8 is earlier than 9"), "{backwards}");
+        let cut = error(&format!("{HEAD}  {{\"ts_ns\": 9, \"kind\": \"tick\"}},\n"));
+        assert_eq!(cut, "x.json:7: the file ends inside `events`; its end is missing");
+        assert!(error("").contains("this is not a scenario file"));
+        assert!(error("\u{7f}ELF").contains("this is not a scenario file"));
+        let schema = error(&HEAD.replace("replay/1", "replay/9"));
+        assert_eq!(schema, "x.json:1: schema is \"vramtrace-replay/9\", expected \"vramtrace-replay/1\"");
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = Scenario::open(Path::new("no/such/file.json")).expect_err("it does not exist").to_string();
+        assert!(error.starts_with("cannot read no/such/file.json: "), "{error}");
+    }
+}

@@ -36,9 +36,14 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// A moment on the boot clock: `at 1000020.000 s`.
+/// A moment on the boot clock: `1000020.000 s`.
+pub fn clock(ns: u64) -> String {
+    format!("{}.{:03} s", ns / SECOND, ns % SECOND / MILLISECOND)
+}
+
+/// The same with its preposition: `at 1000020.000 s`.
 pub fn at(ns: u64) -> String {
-    format!("at {}.{:03} s", ns / SECOND, ns % SECOND / MILLISECOND)
+    format!("at {}", clock(ns))
 }
 
 /// Untrusted text (names, paths, control groups) made safe to show: control characters and

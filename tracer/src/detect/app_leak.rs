@@ -11,11 +11,13 @@
 //! warms up, a plateau), most of the growth being elsewhere, memory given back, or an NVML row
 //! that does not grow along. Withheld while events of the process are known to be lost.
 //!
-//! Thresholds: 20 survivors over at least 8 s and 16 MiB; each quarter of that time must have
-//! brought a tenth of them and the last at least half its share; 10 balanced releases spread over
-//! it; the last growth no longer ago than four usual gaps. Call paths and dead threads raise the
-//! confidence; without them a leak needs 40 survivors to be more than a hint. 8 rising floors (4
-//! if they are steep), with the last third still rising.
+//! Thresholds: 20 survivors if the threads that allocated them are gone, 30 if they come from one
+//! call path, else 40; over at least 8 s and 16 MiB; measured in balanced releases (at least 10),
+//! each quarter of the work must have brought a tenth of them, the second half 46%, the last
+//! quarter 70% of the first (an exponential warm-up fails this once it is a third full); growth must not have
+//! paused for four usual gaps of work. Blocks of 64 MiB and more must have come for ten minutes. 24 rising floors (4
+//! if each cycle gives back half of what was held, as unloading a model does, and keeps about as
+//! much or ever more), with the last third still rising.
 
 use super::{Detector, process_name};
 use crate::engine::{Book, Claim, EngineConfig, Moment};
@@ -24,7 +26,7 @@ use crate::ledger::books::Books;
 use crate::ledger::trend::{Class, ClassKey, Floor};
 use crate::ledger::{Effect, Process};
 use crate::record::Identity;
-use crate::units::{GIB, MIB, SECOND, at, duration, plural, shown, size};
+use crate::units::{GIB, MIB, SECOND, at, clock, duration, plural, shown, size};
 use std::collections::{BTreeMap, BTreeSet};
 
 const CATEGORY: Category = Category::AppLeak;
@@ -81,7 +83,7 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Vec<Claim> {
     }
     let growing = books.growing_classes(moment.config.leak_survivors);
     let leaks: Vec<(&ClassKey, &Class)> =
-        growing.into_iter().filter(|(key, class)| leaks(key, class, books, moment)).collect();
+        growing.into_iter().filter(|(key, class)| leaks(process, key, class, books, moment)).collect();
     // Many kinds growing at once are a structure being built, not one thing forgotten: the
     // largest stands for the incident.
     let mut told = BTreeSet::new();
@@ -94,7 +96,7 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Vec<Claim> {
                 .filter(|(other, _)| other.device == key.device && other.host == key.host && *other != key)
                 .copied()
                 .collect();
-            claims.push(survivors_claim(process, books, key, class, &others, moment));
+            claims.push(survivors_claim(process, key, class, &others));
         }
     }
     for (&device, on_device) in &books.devices {
@@ -124,87 +126,90 @@ fn follows(process: &Process, device: Option<u32>, gained: u64, moment: &Moment<
     stale || row.used.saturating_add(gained / 2) >= owned
 }
 
-fn leaks(key: &ClassKey, class: &Class, books: &Books, moment: &Moment<'_>) -> bool {
+/// Survivors needed: what an exited thread left behind nobody will free; what one call path keeps
+/// may be a cache; one size alone may be two places in the program.
+fn needed(process: &Process, key: &ClassKey, class: &Class, config: &EngineConfig) -> u64 {
+    match (threads_gone(process, class), &key.stack) {
+        (true, _) => config.leak_survivors,
+        (false, Some(_)) => config.leak_survivors.midpoint(config.leak_survivors_without_stack),
+        (false, None) => config.leak_survivors_without_stack,
+    }
+}
+
+fn dead_threads(process: &Process, class: &Class) -> usize {
+    class.threads.iter().filter(|tid| process.exited_threads.contains(tid)).count()
+}
+
+/// Whether the threads that allocated are gone, but for the last few.
+fn threads_gone(process: &Process, class: &Class) -> bool {
+    let dead = dead_threads(process, class);
+    dead > 0 && dead * 10 >= class.threads.len() * 8
+}
+
+fn leaks(process: &Process, key: &ClassKey, class: &Class, books: &Books, moment: &Moment<'_>) -> bool {
     let config = moment.config;
     let (Some(first), Some(last)) = (class.marks.first(), class.marks.last()) else { return false };
     let span = last.ns.saturating_sub(first.ns);
     let bytes = class.live.saturating_mul(key.size);
-    if class.live < config.leak_survivors || span < config.leak_span_ns || bytes < config.leak_bytes {
+    if class.live < needed(process, key, class, config) || span < config.leak_span_ns || bytes < config.leak_bytes {
+        return false;
+    }
+    // Large blocks one after the other are how a model is loaded, which takes minutes at most.
+    if key.size >= config.leak_shard_bytes && span < config.leak_shard_span_ns && !threads_gone(process, class) {
         return false;
     }
     // Given back in part: a pool that breathes.
     if class.live.saturating_mul(10) < class.most.saturating_mul(9) {
         return false;
     }
-    // Still growing.
-    let gap = span / class.most.saturating_sub(first.live).max(1);
-    if moment.now().saturating_sub(class.last_ns) > PAUSE_NS.max(gap.saturating_mul(4)) {
+    // The process is at work: its other memory comes and goes. That work is the clock of the
+    // growth, so that a leak in a service with busy and quiet hours is even, and a start is not.
+    let gained = last.live.saturating_sub(first.live);
+    let work = last.frees.saturating_sub(first.frees);
+    if work < config.leak_balanced_frees.max(gained / 4) {
+        return false;
+    }
+    // Still growing while it works.
+    let usual = work / (class.marks.len() as u64 - 1).max(1);
+    if books.frees.saturating_sub(last.frees) > config.leak_balanced_frees.max(usual.saturating_mul(4)) {
         return false;
     }
     // Evenly: a load comes in a burst, a warm-up slows down.
-    let gained = last.live.saturating_sub(first.live);
     let mut quarters = [0_u64; 4];
-    let mut frees = [0_u64; 4];
     for pair in class.marks.windows(2) {
         let [from, to] = pair else { continue };
-        let middle = from.ns.midpoint(to.ns).saturating_sub(first.ns);
-        let quarter = (u128::from(middle) * 4 / u128::from(span.max(1))).min(3) as usize;
-        if let (Some(live), Some(freed)) = (quarters.get_mut(quarter), frees.get_mut(quarter)) {
+        let middle = from.frees.midpoint(to.frees).saturating_sub(first.frees);
+        let quarter = (u128::from(middle) * 4 / u128::from(work)).min(3) as usize;
+        if let Some(live) = quarters.get_mut(quarter) {
             *live += to.live.saturating_sub(from.live);
-            *freed += to.frees.saturating_sub(from.frees);
         }
     }
-    let even = quarters.iter().all(|&quarter| quarter.saturating_mul(10) >= gained)
-        && quarters[3].saturating_mul(8) >= gained
-        && quarters[0].saturating_mul(2) <= gained;
-    // The rest of the process is at work and balanced all the while.
-    let balanced = last.frees.saturating_sub(first.frees) >= config.leak_balanced_frees.max(gained / 4)
-        && frees.iter().all(|&quarter| quarter > 0);
+    let even = quarters.iter().all(|&quarter| quarter.saturating_mul(10) >= gained) && keeps_its_pace(quarters);
     // Most of the process's growth is this.
     let grown = last.bytes.saturating_sub(first.bytes);
     let share = gained.saturating_mul(key.size).saturating_mul(2) >= grown;
-    let steady = if key.host { books.host.bytes } else { books.bytes } >= bytes;
-    even && balanced && share && steady
+    even && share && (key.host || follows(process, key.device, gained.saturating_mul(key.size), moment))
 }
 
-fn survivors_claim(
-    process: &Process,
-    books: &Books,
-    key: &ClassKey,
-    class: &Class,
-    others: &[(&ClassKey, &Class)],
-    moment: &Moment<'_>,
-) -> Claim {
-    let config = moment.config;
+fn survivors_claim(process: &Process, key: &ClassKey, class: &Class, others: &[(&ClassKey, &Class)]) -> Claim {
     let bytes = class.live.saturating_mul(key.size);
     let span = class.last_ns.saturating_sub(class.first_ns);
-    let dead_threads = class.threads.iter().filter(|tid| process.exited_threads.contains(tid)).count();
-    let threads_gone = dead_threads > 0 && dead_threads * 10 >= class.threads.len() * 8;
-    let distinct = key.stack.is_some() || threads_gone;
-    let long = span >= 600 * SECOND && class.live >= 100;
-    let confidence = match (distinct, long) {
-        (true, true) => Confidence::High,
-        (true, false) => Confidence::Medium,
-        (false, _) if class.live >= config.leak_survivors_without_stack => Confidence::Medium,
-        (false, _) => Confidence::Low,
-    };
-    let severity = match confidence {
-        Confidence::Low => Severity::Info,
-        _ if bytes >= CRITICAL => Severity::Critical,
-        _ => Severity::Warning,
-    };
+    let threads_gone = threads_gone(process, class);
+    let long = span >= 600 * SECOND && class.live >= 100 && (threads_gone || key.stack.is_some());
+    let confidence = if long { Confidence::High } else { Confidence::Medium };
+    let severity = if bytes >= CRITICAL { Severity::Critical } else { Severity::Warning };
     let name = process_name(process.id.tgid, &process.comm);
     let kind = if key.host { "pinned host memory" } else { "GPU memory" };
     let per_hour = bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
     let mut evidence = vec![
         format!(
-            "{} survivors of size {} bytes ({}), {} ({bytes} bytes) in all, allocated one by one between {} and {}",
+            "{} survivors of size {} bytes ({}), {} ({bytes} bytes) in all, allocated one by one from {} to {}",
             class.live,
             key.size,
             size(key.size),
             size(bytes),
-            at(class.first_ns),
-            at(class.last_ns)
+            clock(class.first_ns),
+            clock(class.last_ns)
         ),
         format!("of {} such allocations {} were ever given back", class.allocs, class.frees),
         format!(
@@ -227,7 +232,8 @@ fn survivors_claim(
     }
     if threads_gone {
         evidence.push(format!(
-            "the allocating threads exited ({dead_threads} of the {} last looked at); nothing in them can release it",
+            "the allocating threads exited ({} of the {} last looked at); nothing in them can release it",
+            dead_threads(process, class),
             class.threads.len()
         ));
     }
@@ -235,7 +241,6 @@ fn survivors_claim(
         evidence.push(format!("also {} survivors of size {} bytes", class.live, key.size));
     }
     row_evidence(process, key.device, &mut evidence);
-    let _ = books;
     Claim {
         category: CATEGORY,
         key: format!("{}-{}", process.id, scope_key(key.device, key.host)),
@@ -296,6 +301,12 @@ fn advice(process: &Process, threads_gone: bool) -> String {
     )
 }
 
+/// Whether growth by quarters does not slow down, beyond what chance does to a steady one.
+fn keeps_its_pace(quarters: [u64; 4]) -> bool {
+    let [first, second, third, last] = quarters.map(u128::from);
+    (third + last) * 100 >= (first + second + third + last) * 46 && last * 10 >= first * 7
+}
+
 /// A rise of the floors.
 struct Rise {
     floors: usize,
@@ -315,19 +326,29 @@ fn rising(floors: &[Floor], config: &EngineConfig) -> Option<Rise> {
     let gained = last.bytes.checked_sub(start.bytes)?;
     let steps: Vec<u64> = judged.windows(2).filter_map(|pair| pair[1].bytes.checked_sub(pair[0].bytes)).collect();
     let all_rise = steps.len() + 1 == judged.len() && steps.iter().all(|&step| step > 0);
-    let many = floors.len() >= config.leak_floors && gained >= config.held_floor_bytes / 2;
+    let mut quarters = [0_u64; 4];
+    for (index, &step) in steps.iter().enumerate() {
+        if let Some(quarter) = quarters.get_mut(index * 4 / steps.len()) {
+            *quarter = quarter.saturating_add(step);
+        }
+    }
+    let many = floors.len() >= config.leak_floors && gained >= config.held_floor_bytes / 2 && keeps_its_pace(quarters);
     let least = steps.iter().min().copied().unwrap_or(0);
     let most = steps.iter().max().copied().unwrap_or(0);
     // A few cycles prove something only if each leaves as much behind as the one before, or more.
     let accelerating = steps.windows(2).all(|pair| pair[1] >= pair[0]);
-    let few = floors.len() >= config.leak_floors / 2
+    let unloads = judged.iter().all(|floor| floor.high.saturating_sub(floor.bytes).saturating_mul(2) >= floor.high);
+    let few = floors.len() >= config.leak_floors_of_unloads
+        && unloads
         && gained >= config.held_floor_bytes
-        && (least.saturating_mul(3) >= most || accelerating);
+        && (least.saturating_mul(2) >= most || accelerating);
     let third = judged.len() - judged.len().div_ceil(3);
     let late = last.bytes.saturating_sub(judged.get(third.saturating_sub(1))?.bytes);
     let goes_on = late.saturating_mul(5) >= gained;
     let span = last.ns.saturating_sub(start.ns);
-    (all_rise && (many || few) && goes_on && span >= config.leak_span_ns).then(|| Rise {
+    // Loading a model with a staging buffer for each part looks the same for some minutes.
+    let shards = !unloads && least >= config.leak_shard_bytes && span < config.leak_shard_span_ns;
+    (all_rise && (many || few) && goes_on && !shards && span >= config.leak_span_ns).then(|| Rise {
         floors: judged.len(),
         first: *first,
         last_bytes: last.bytes,
@@ -421,23 +442,35 @@ mod tests {
     use crate::ledger::trend::Floor;
     use crate::units::{MIB, SECOND};
 
-    fn floors(values: &[u64]) -> Vec<Floor> {
+    fn floors(values: &[u64], swing: u64) -> Vec<Floor> {
         values
             .iter()
             .enumerate()
-            .map(|(index, &mib)| Floor { ns: index as u64 * 10 * SECOND, bytes: mib * MIB })
+            .map(|(index, &mib)| Floor {
+                ns: index as u64 * 10 * SECOND,
+                bytes: mib * MIB,
+                high: mib * MIB + swing * MIB,
+            })
             .collect()
     }
 
     #[test]
     fn only_floors_that_go_on_rising_count() {
         let config = EngineConfig::default();
-        let rises = |values: &[u64]| rising(&floors(values), &config).is_some();
-        assert!(rises(&[10, 30, 50, 70, 90, 110, 130, 150]), "even");
-        assert!(rises(&[100, 200, 400, 800, 1600]), "faster and faster");
-        assert!(!rises(&[10, 500, 900, 950, 960, 965, 966, 967]), "warm-up");
-        assert!(!rises(&[10, 30, 50, 70, 70, 70, 70, 70]), "plateau");
-        assert!(!rises(&[10, 90, 20, 80, 30, 70, 40, 60]), "sawtooth");
+        let rises = |values: &[u64]| rising(&floors(values, 64), &config).is_some();
+        let unloads = |values: &[u64]| rising(&floors(values, 4000), &config).is_some();
+        assert!(!rises(&[100, 200, 300, 400, 500, 600, 700, 800, 900, 1000, 1100, 1200]), "parts of a model");
+        let even: Vec<u64> = (0..24).map(|index| 10 + index * 20).collect();
+        assert!(rises(&even), "even");
+        let slowing: Vec<u64> = (0..40).map(|index| 4000 * index / (index + 30)).collect();
+        assert!(!rises(&slowing), "slows down");
+        assert!(!rises(&[10, 30, 50, 70, 90, 110, 130, 150]), "a cache may still be warming up");
+        assert!(unloads(&[100, 200, 400, 800, 1600]), "faster and faster");
+        assert!(unloads(&[100, 300, 500, 700]), "each unload keeps as much");
+        assert!(!rises(&[100, 300, 500, 700]), "no unload, too few");
+        assert!(!unloads(&[10, 500, 900, 950, 960, 965, 966, 967, 968, 969, 970, 971, 972]), "warm-up");
+        assert!(!unloads(&[10, 30, 50, 70, 70, 70, 70, 70]), "plateau");
+        assert!(!unloads(&[10, 90, 20, 80, 30, 70, 40, 60, 50, 60, 40, 30, 60]), "sawtooth");
         assert!(!rises(&[100, 200]), "too few");
     }
 }

@@ -16,7 +16,7 @@ use super::release::{Key, finding_key};
 use super::{Detector, by_size, device_name, process_name};
 use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
-use crate::ledger::{Billed, Holder, Proof, Search, Teardown};
+use crate::ledger::{Billed, Holder, Process, Proof, Search, Teardown};
 use crate::units::{at, duration, plural, shown, size};
 use std::collections::BTreeMap;
 
@@ -112,7 +112,7 @@ fn claim(key: &Key, teardown: &Teardown, search: &Search, known: &[Holder], mome
         ),
     });
     for holder in known {
-        let alive = ledger.process(&holder.id).is_none_or(|process| process.is_alive());
+        let alive = ledger.process(&holder.id).is_none_or(Process::is_alive);
         let fork = holder.forked_ns.map_or_else(
             || "no fork from it was seen".to_owned(),
             |ns| format!("forked {}, no exec since fork", at(ns)),

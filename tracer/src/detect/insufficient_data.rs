@@ -13,8 +13,8 @@ use super::{Detector, process_name};
 use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::{Effect, Process};
-use crate::record::Identity;
-use crate::units::{at, plural, size};
+use crate::record::{Event, Identity};
+use crate::units::{at, clock, plural, size};
 use std::collections::BTreeSet;
 
 const CATEGORY: Category = Category::InsufficientData;
@@ -25,6 +25,7 @@ const WATCHED: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct InsufficientData {
     watched: BTreeSet<Identity>,
+    dirty: BTreeSet<Identity>,
     unassigned: u64,
 }
 
@@ -43,12 +44,11 @@ impl Detector for InsufficientData {
                     });
                     if relevant {
                         self.watched.insert(id);
+                        self.dirty.insert(id);
                     }
                 }
-                Effect::Died(id) => {
-                    if self.watched.remove(&id) {
-                        book.close(CATEGORY, &id.to_string(), "the process ended");
-                    }
+                Effect::Died(id) if self.watched.remove(&id) => {
+                    book.close(CATEGORY, &id.to_string(), "the process ended");
                 }
                 _ => {}
             }
@@ -60,9 +60,18 @@ impl Detector for InsufficientData {
         if !moment.pulse {
             return;
         }
-        self.watched.retain(|id| ledger.process(id).is_some_and(Process::is_alive));
+        // Only a sample or a contradiction can change what is missing.
+        let sampled = match moment.event {
+            Event::NvmlSample { device, .. } => Some(*device),
+            _ => None,
+        };
+        let dirty = std::mem::take(&mut self.dirty);
         for id in &self.watched {
             let Some(process) = ledger.process(id) else { continue };
+            let listed = sampled.is_some_and(|device| process.rows.keys().any(|&(on, _)| on == device));
+            if !listed && !dirty.contains(id) {
+                continue;
+            }
             match claim(process, moment) {
                 Some(claim) => book.raise(claim),
                 None => book.close(
@@ -72,6 +81,10 @@ impl Detector for InsufficientData {
                 ),
             }
         }
+        if sampled.is_none() {
+            return;
+        }
+        self.watched.retain(|id| ledger.process(id).is_some_and(Process::is_alive));
         for (&(device, gi), series) in &ledger.devices {
             if series.implausible > 0 {
                 book.raise(rows(device, gi, series.implausible, series.implausible_pid, moment));
@@ -102,7 +115,7 @@ fn claim(process: &Process, moment: &Moment<'_>) -> Option<Claim> {
             evidence.push(format!(
                 "{} lost events since {}",
                 books.lost,
-                at(books.unreliable_since_ns.unwrap_or(moment.now()))
+                clock(books.unreliable_since_ns.unwrap_or(moment.now()))
             ));
         }
         if let Some((handle, ns)) = &books.first_reused {

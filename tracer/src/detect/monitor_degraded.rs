@@ -14,7 +14,7 @@ use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::Device;
 use crate::record::Event;
-use crate::units::{SECOND, at, duration, shown};
+use crate::units::{SECOND, at, clock, duration, shown};
 
 const CATEGORY: Category = Category::MonitorDegraded;
 /// A failure that lasts this long is critical: verdicts have been blind for a minute.
@@ -52,13 +52,13 @@ impl Detector for MonitorDegraded {
                 let told = format!(
                     "{} failed answers in a row since {}: {} (longest call {})",
                     failing.count,
-                    at(failing.since_ns),
+                    clock(failing.since_ns),
                     shown(&failing.status, 64),
                     duration(failing.longest_ns)
                 );
                 book.raise(claim(&key, device, gi, series, severity, told, moment));
             } else if let Some(last) = silent_since {
-                let told = format!("no sample since {} although time passes", at(last));
+                let told = format!("no sample since {} although time passes", clock(last));
                 book.raise(claim(&key, device, gi, series, Severity::Warning, told, moment));
             } else if slow {
                 let told = format!(

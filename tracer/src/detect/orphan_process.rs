@@ -14,11 +14,12 @@
 //!
 //! Thresholds: 5 s after containers, jobs and ancestors (field reports: healthy trees end within
 //! a second or two), 35 s after pods (30 s is the default termination grace and deletion may be
-//! told first), 60 s of silence where the owner ended cleanly.
+//! told first), 20 s of silence where the owner ended with an error, 60 s where it ended cleanly.
 
 use super::{Detector, by_size, device_name, process_name};
 use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
+use crate::ledger::books::DeviceBooks;
 use crate::ledger::process::{Cause, Death};
 use crate::ledger::{Effect, Ledger, OwnerEnd, OwnerKind, Process};
 use crate::record::{Event, Identity, Text};
@@ -226,13 +227,14 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Option<Case> {
     let serves = process.service_ns.is_some_and(|ns| ns > settled);
     let works = process.last_demand_ns.is_some_and(|ns| ns > settled);
     let seen_alive = process.alive_ns > death.ns;
-    let silent = now.saturating_sub(process.last_demand_ns.unwrap_or(0).max(death.ns)) >= config.clean_owner_silence_ns;
+    let paused = |least: u64| now.saturating_sub(process.last_demand_ns.unwrap_or(0).max(death.ns)) >= least;
     let (confidence, severity_cap) = match how {
         _ if serves || !seen_alive => return None,
         Ended::Stopped if works => (Confidence::Medium, Severity::Warning),
-        Ended::Stopped | Ended::Failed if !works => (Confidence::High, Severity::Critical),
+        Ended::Stopped if !works => (Confidence::High, Severity::Critical),
+        Ended::Failed if !works && paused(config.failed_owner_silence_ns) => (Confidence::High, Severity::Critical),
         Ended::Unseen if !works => (Confidence::Medium, Severity::Critical),
-        Ended::Cleanly if !works && silent => (Confidence::Medium, Severity::Warning),
+        Ended::Cleanly if !works && paused(config.clean_owner_silence_ns) => (Confidence::Medium, Severity::Warning),
         _ => return None,
     };
     Some(Case { owner: None, root, confidence, severity_cap, since_ns: death.ns })
@@ -376,8 +378,7 @@ fn adoption(process: &Process, case: &Case, ledger: &Ledger, evidence: &mut Vec<
 
 fn holdings(process: &Process, device: u32, bytes: u64, ledger: &Ledger, evidence: &mut Vec<String>) {
     let billed = ledger.billed(process, device);
-    let books =
-        process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |books| books.bytes());
+    let books = process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, DeviceBooks::bytes);
     let mps = process.rows.iter().any(|(&(on, _), row)| on == device && row.mps);
     match billed {
         Some(billed) => evidence.push(format!(

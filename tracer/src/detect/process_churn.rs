@@ -18,7 +18,7 @@ use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::{Effect, Process};
 use crate::record::{Event, Identity, Text};
-use crate::units::{MIB, SECOND, at, duration, plural, size};
+use crate::units::{MIB, SECOND, clock, duration, plural, size};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const CATEGORY: Category = Category::ProcessChurn;
@@ -184,9 +184,9 @@ impl Pool {
         let name = process_name(parent.tgid, &self.comm);
         let mut evidence = vec![
             format!(
-                "{workers} workers of parent {name} were born and died between {} and {} ({})",
-                at(self.first_ns),
-                at(self.last_ns),
+                "{workers} workers of parent {name} were born and died from {} to {} ({})",
+                clock(self.first_ns),
+                clock(self.last_ns),
                 duration(span)
             ),
             format!(

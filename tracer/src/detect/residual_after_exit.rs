@@ -49,7 +49,7 @@ impl Detector for ResidualAfterExit {
             match judge(&pending, moment) {
                 Some(verdict) => book.raise(verdict),
                 None if pending.is_held() => {
-                    book.close(CATEGORY, &finding_key(&key), "a holder of the memory was found")
+                    book.close(CATEGORY, &finding_key(&key), "a holder of the memory was found");
                 }
                 None => {}
             }
@@ -90,7 +90,7 @@ fn judge(pending: &Pending<'_>, moment: &Moment<'_>) -> Option<Claim> {
     let (ledger, config) = (moment.ledger, moment.config);
     let teardown = pending.teardown;
     let billed_ns = teardown.billed_ns?;
-    if pending.is_held() || teardown.billed < config.held_floor_bytes {
+    if pending.is_held() || pending.search.itself || teardown.billed < config.held_floor_bytes {
         return None;
     }
     let process = ledger.process(&teardown.id)?;
@@ -105,6 +105,8 @@ fn judge(pending: &Pending<'_>, moment: &Moment<'_>) -> Option<Claim> {
     let left = match departure(process) {
         Departure::Left(ns) => Some(ns),
         Departure::StillThere => return None,
+        // A search that no longer finds its files says almost as much, after a while.
+        Departure::Unseen if !complete || stayed < grace.max(config.unreaped_ns) => return None,
         Departure::Unseen => {
             missing.push("it was not seen to leave the process table".to_owned());
             None

@@ -136,9 +136,11 @@ impl HostFacts {
     fn tracefs_check(&self) -> Check {
         match self.tracefs {
             Some(folder) => Check::ok("tracefs", format!("mounted at {folder}")),
+            // With the kernel's types nothing is read from it: raw tracepoints need no description.
+            None if self.has_btf => Check::ok("tracefs", "not mounted, and not needed on this kernel"),
             None => Check::missing(
                 "tracefs",
-                "not mounted, or not readable: process starts and ends cannot be followed",
+                "not mounted, or not readable: without BTF process starts and ends cannot be followed",
                 "mount -t tracefs tracefs /sys/kernel/tracing (in a container: mount it from the host)",
             ),
         }

@@ -36,10 +36,15 @@ pub struct EngineConfig {
     pub pinned_bytes_per_second: u64,
     /// Without a search of all open files, a residue must outlast this many graces.
     pub unproven_residue_graces: u64,
+    /// Without its reaping seen, a dead process must have been without open files this long.
+    pub unreaped_ns: u64,
     /// How long a process may outlive its owner before it counts as left over.
     pub owner_grace_ns: u64,
     /// Pods are given 30 s to end by default, and their deletion may be announced first.
     pub pod_grace_ns: u64,
+    /// An owner that ended with an error may have been a mere launcher: its process must also have
+    /// been silent this long.
+    pub failed_owner_silence_ns: u64,
     /// An owner that ended cleanly proves nothing; its process must also have been silent this long.
     pub clean_owner_silence_ns: u64,
     /// Short-lived workers with a context each that make a pool a churning one.
@@ -50,16 +55,22 @@ pub struct EngineConfig {
     pub churn_share: f64,
     /// Without a new worker for this long, the churn has ended (or three usual gaps, if longer).
     pub churn_quiet_ns: u64,
-    /// Survivors of one size and call path needed before growth is called a leak.
+    /// Survivors needed before growth is called a leak, where the threads that made them are gone.
     pub leak_survivors: u64,
-    /// Survivors needed where no call path tells them apart from a loading model.
+    /// Survivors needed where neither threads nor call paths tell them apart from a cache.
     pub leak_survivors_without_stack: u64,
     /// Growth must have gone on for this long.
     pub leak_span_ns: u64,
+    /// Blocks from this size on may be parts of a model that is being loaded.
+    pub leak_shard_bytes: u64,
+    /// Growth in such blocks must have gone on for this long.
+    pub leak_shard_span_ns: u64,
     /// Bytes a leak must have taken.
     pub leak_bytes: u64,
     /// Rising floors (lowest points between work cycles) needed.
     pub leak_floors: usize,
+    /// Rising floors needed where each cycle gives back half of what was held.
+    pub leak_floors_of_unloads: usize,
     /// Driver calls of other memory, balanced, that show the workload is past its start.
     pub leak_balanced_frees: u64,
     /// Billed bytes above the ledger that a context, its modules and local memory can explain.
@@ -91,8 +102,10 @@ impl Default for EngineConfig {
             exit_grace_ns: 5 * SECOND,
             pinned_bytes_per_second: 8_000_000_000,
             unproven_residue_graces: 2,
+            unreaped_ns: 60 * SECOND,
             owner_grace_ns: 5 * SECOND,
             pod_grace_ns: 35 * SECOND,
+            failed_owner_silence_ns: 20 * SECOND,
             clean_owner_silence_ns: 60 * SECOND,
             churn_workers: 6,
             churn_life_ns: 60 * SECOND,
@@ -101,8 +114,11 @@ impl Default for EngineConfig {
             leak_survivors: 20,
             leak_survivors_without_stack: 40,
             leak_span_ns: 8 * SECOND,
+            leak_shard_bytes: 64 * MIB,
+            leak_shard_span_ns: 600 * SECOND,
             leak_bytes: 16 * MIB,
-            leak_floors: 8,
+            leak_floors: 24,
+            leak_floors_of_unloads: 4,
             leak_balanced_frees: 10,
             context_ceiling_bytes: GIB,
             unseen_calls_ns: 30 * SECOND,

@@ -142,6 +142,12 @@ pub struct Import {
     pub refs: u32,
 }
 
+/// Contexts kept for one process: only hostile callers reach it.
+const CONTEXTS: usize = 4096;
+/// Imports kept for one process.
+const IMPORTS: usize = 65_536;
+/// Kinds of refusals kept for one process.
+const REFUSALS: usize = 16;
 /// Classes kept for one process; further ones share one entry that proves nothing.
 const CLASSES: usize = 512;
 
@@ -318,11 +324,6 @@ impl Books {
         Freed::Known
     }
 
-    /// When the live block at this handle was made.
-    pub(super) fn born(&self, space: Space, handle: &OpaqueId) -> Option<u64> {
-        self.live.get(&Key { space, handle: handle.clone() }).map(|allocation| allocation.ns)
-    }
-
     pub(super) fn mapped(&mut self, va: &OpaqueId, handle: &OpaqueId, size: u64) {
         if let Some(block) = self.live.get_mut(&Key { space: Space::Vmm, handle: handle.clone() }) {
             block.maps = block.maps.saturating_add(1);
@@ -440,7 +441,7 @@ impl Books {
                 .find(|context| context.handle.as_ref() == Some(handle))
                 .map_or(0, |context| context.serial);
         }
-        let mut on_device = self.contexts.iter().filter(|context| context.device == device);
+        let mut on_device = self.contexts.iter().filter(|context| device.is_none() || context.device == device);
         match (on_device.next(), on_device.next()) {
             (Some(only), None) => only.serial,
             _ => 0,
@@ -468,8 +469,6 @@ impl Books {
         {
             self.contexts.remove(old);
         }
-        // Hostile callers only; real processes have a handful.
-        const CONTEXTS: usize = 4096;
         if self.contexts.len() >= CONTEXTS {
             return;
         }
@@ -518,13 +517,17 @@ impl Books {
         }
         let gone = self.contexts.remove(position);
         let last_on_device = !self.contexts.iter().any(|context| context.device == gone.device);
+        let last = self.contexts.is_empty();
         let doomed: Vec<Key> = self
             .live
             .iter()
             .filter(|(_, allocation)| {
                 let in_context = !matches!(allocation.family, Family::Pool | Family::Vmm);
-                let ours = allocation.context == gone.serial
-                    || allocation.context == 0 && last_on_device && allocation.device == gone.device;
+                let ours = match (allocation.context, allocation.device) {
+                    (0, None) => last,
+                    (0, device) => last_on_device && device == gone.device,
+                    (serial, _) => serial == gone.serial,
+                };
                 in_context && ours && allocation.ns <= begin_ns
             })
             .map(|(key, _)| key.clone())
@@ -535,17 +538,15 @@ impl Books {
     }
 
     pub(super) fn refused(&mut self, api: &Text, result: i32, ns: u64, host: bool) {
-        const KINDS: usize = 16;
         if let Some(known) = self.refused_frees.iter_mut().find(|known| known.api == *api && known.result == result) {
             known.count = known.count.saturating_add(1);
             known.ns = ns;
-        } else if self.refused_frees.len() < KINDS {
+        } else if self.refused_frees.len() < REFUSALS {
             self.refused_frees.push(Refusal { api: api.clone(), result, ns, count: 1, host });
         }
     }
 
     pub(super) fn imported(&mut self, ipc: &OpaqueId, handle: &OpaqueId, size: u64, device: Option<u32>, ns: u64) {
-        const IMPORTS: usize = 65_536;
         if let Some(known) = self.imports.get_mut(handle) {
             // The driver counts how often a context opened a block and returns the same pointer.
             known.refs = known.refs.saturating_add(1);

@@ -132,7 +132,7 @@ impl Device {
         });
         failing.count = failing.count.saturating_add(1);
         failing.longest_ns = failing.longest_ns.max(dur_ns);
-        failing.status = status.clone();
+        failing.status.clone_from(status);
     }
 
     pub(super) fn answered(&mut self, ns: u64, dur_ns: u64) {

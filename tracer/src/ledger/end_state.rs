@@ -80,7 +80,7 @@ impl Ledger {
             Seen::Fork => false,
             // Noticed without its fork: its start decides, where it is known.
             Seen::Start | Seen::Implied => {
-                process.id.start_ns != 0 && self.attached_ns.is_none_or(|attached| process.id.start_ns < attached)
+                process.id.start_ns != 0 && self.attached_ns.is_some_and(|attached| process.id.start_ns < attached)
             }
         }
     }

@@ -35,6 +35,8 @@ pub struct Holder {
 pub struct Search {
     /// Who may hold the files.
     pub holders: Vec<Holder>,
+    /// Whether the walk found the dead process itself: it has not finished exiting.
+    pub itself: bool,
     /// When the open files were walked last after the exit, and whether all could be read.
     pub scan: Option<(u64, bool)>,
 }
@@ -50,7 +52,11 @@ impl Ledger {
     /// Live processes that may hold the device files of a dead one open.
     pub fn search_holders(&self, teardown: &Teardown) -> Search {
         let scan = self.scan.as_ref().filter(|scan| scan.ns >= teardown.exit_ns);
-        let mut search = Search { holders: Vec::new(), scan: scan.map(|scan| (scan.ns, scan.complete)) };
+        let mut search = Search {
+            holders: Vec::new(),
+            itself: scan.is_some_and(|scan| scan.holders.iter().any(|holder| holder.identity == teardown.id)),
+            scan: scan.map(|scan| (scan.ns, scan.complete)),
+        };
         let opened_ns = self.process(&teardown.id).and_then(Process::first_gpu_ns).unwrap_or(0);
         let born_ns = teardown.id.start_ns;
         let descendants = self.inheriting_descendants(teardown.id);

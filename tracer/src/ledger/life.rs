@@ -7,6 +7,8 @@ use crate::units::SECOND;
 
 /// A dead process whose memory is back is remembered this long, for late records about it.
 const REMEMBER_NS: u64 = 600 * SECOND;
+/// Dead processes looked at in one go.
+const LOOKED_AT: usize = 128;
 /// Processes that wait for their parent to become known.
 const WAITING: usize = 65_536;
 
@@ -43,6 +45,13 @@ impl Ledger {
                     process.forked_ns = Some(ns);
                 }
                 self.link(id, parent);
+                let origin = self.processes.get(&parent);
+                let place = origin.and_then(|parent| parent.places.last().cloned());
+                let container = origin.and_then(|parent| parent.container.clone());
+                let pod = origin.and_then(|parent| parent.pod.clone());
+                if let Some(process) = self.processes.get_mut(&id) {
+                    process.inherit_place(place, container, pod, ns);
+                }
             }
             Event::Exec { life } => {
                 let id = self.born(life, Seen::Implied, ns);
@@ -169,7 +178,7 @@ impl Ledger {
             // A late record about an earlier owner of the number.
             Some(_) => {
                 process.death = Some(Death { ns, cause: Cause::Unknown });
-                self.dead.push_back(id);
+                self.just_died.push(id);
             }
             None => {}
         }
@@ -278,12 +287,17 @@ impl Ledger {
             }
         }
         self.users.remove(&id);
+        if let Some(scan) = &mut self.scan
+            && scan.ids.remove(&id)
+        {
+            scan.holders.retain(|holder| holder.identity != id);
+        }
         self.open_teardowns(id, ns);
         self.effects.push(Effect::Died(id));
         if let Some(books) = self.processes.get_mut(&id).and_then(|process| process.books.as_mut()) {
             books.close();
         }
-        self.dead.push_back(id);
+        self.just_died.push(id);
     }
 
     pub(super) fn used_gpu(&mut self, id: Identity) {
@@ -292,18 +306,30 @@ impl Ledger {
         }
     }
 
+    /// Most processes of a host never touch a GPU: they are forgotten once their end has been looked at.
+    pub(super) fn forget_the_idle(&mut self) {
+        while let Some(id) = self.just_died.pop() {
+            let idle =
+                self.processes.get(&id).is_some_and(|process| !process.uses_gpu() && process.children.is_empty());
+            if idle {
+                self.forget(id, false);
+            } else {
+                self.dead.push_back(id);
+            }
+        }
+    }
+
     /// Forgets the dead that no longer matter.
     pub(super) fn forget_the_old(&mut self) {
         let now = self.now;
-        for _ in 0..self.dead.len() {
+        for _ in 0..self.dead.len().min(LOOKED_AT + self.dead.len().saturating_sub(self.remembered_dead)) {
             let Some(id) = self.dead.pop_front() else { break };
             let Some(process) = self.processes.get(&id) else { continue };
             let Some(death) = process.death else { continue };
             let full = self.dead.len() >= self.remembered_dead;
-            let idle = !process.uses_gpu() && process.children.is_empty();
             let old = death.ns.saturating_add(REMEMBER_NS) < now;
             let open = self.has_open_teardown(id);
-            if idle || full || old && !open && process.children.is_empty() {
+            if full || old && !open && process.children.is_empty() {
                 self.forget(id, full);
                 continue;
             }

@@ -250,16 +250,38 @@ impl Process {
 
     /// Whether both were ever under the same owner: container, pod, job, or control group.
     pub fn shared_owner_with(&self, other: &Self) -> bool {
-        if self.container.is_some() && other.container.is_some() {
-            return self.container == other.container;
+        match (&self.container, &other.container) {
+            (Some(mine), Some(theirs)) => return mine == theirs,
+            // Whoever runs containers does not own what is inside.
+            (Some(_), None) if !other.places.is_empty() => return false,
+            _ => {}
         }
         if self.places.is_empty() || other.places.is_empty() {
             // Nothing tells them apart: the lineage alone decides.
             return true;
         }
-        self.places.iter().any(|mine| other.places.iter().any(|theirs| mine.cgroup == theirs.cgroup))
+        self.working_places().any(|mine| other.places.iter().any(|theirs| mine.cgroup == theirs.cgroup))
             || self.jobs().any(|job| other.jobs().any(|theirs| theirs == job))
             || self.pod.is_some() && self.pod == other.pod
+    }
+
+    /// Places it was in when it first used a GPU, or later. Those it only passed through while it
+    /// was being set up (a container starts in its runtime's control group) own nothing of it.
+    fn working_places(&self) -> impl Iterator<Item = &Place> {
+        let since = self.first_gpu_ns().unwrap_or(0);
+        let first = self.places.iter().rposition(|place| place.ns <= since).unwrap_or(0);
+        self.places.iter().skip(first)
+    }
+
+    /// A child is where its parent is until something else is told.
+    pub(super) fn inherit_place(&mut self, place: Option<Place>, container: Option<Text>, pod: Option<Text>, ns: u64) {
+        if self.places.is_empty()
+            && let Some(place) = place
+        {
+            self.places.push(Place { ns, ..place });
+            self.container = self.container.take().or(container);
+            self.pod = self.pod.take().or(pod);
+        }
     }
 
     pub(super) fn moved(&mut self, cgroup: &str, ns: u64) {

@@ -107,6 +107,8 @@ pub struct Floor {
     pub ns: u64,
     /// Bytes held then.
     pub bytes: u64,
+    /// Most bytes held since the floor before.
+    pub high: u64,
 }
 
 /// Floors kept; beyond that every other one is dropped.
@@ -132,7 +134,7 @@ impl Cycles {
         if self.falling {
             self.low = self.low.min(bytes);
             if bytes >= self.low.saturating_add(SWING) {
-                self.floor(ns, self.low);
+                self.floor(Floor { ns, bytes: self.low, high: self.high });
                 self.falling = false;
                 self.high = bytes;
             }
@@ -145,7 +147,7 @@ impl Cycles {
         }
     }
 
-    fn floor(&mut self, ns: u64, bytes: u64) {
+    fn floor(&mut self, floor: Floor) {
         self.every = self.every.max(1);
         self.count += 1;
         if !self.count.is_multiple_of(self.every) {
@@ -159,7 +161,7 @@ impl Cycles {
                 !keep
             });
         }
-        self.floors.push(Floor { ns, bytes });
+        self.floors.push(floor);
     }
 }
 
