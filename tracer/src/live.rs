@@ -33,6 +33,7 @@ use self::{
     tracing::Tracing,
 };
 use crate::{
+    engine::Questions,
     gpu::{Attribution, DeviceView, Devices, MonitorConfig},
     probe::{
         KernelConfig,
@@ -169,6 +170,14 @@ impl Live {
     /// How long taking the probes off will take, where that is long enough to be told.
     pub fn slow_detach(&self) -> Option<Duration> {
         self.tracing.as_ref().and_then(Tracing::slow_detach)
+    }
+
+    /// Looks up what the engine asks for; the answers come as records. Processes that matter are
+    /// watched without being asked for.
+    pub fn answer(&mut self, questions: &Questions) {
+        if questions.walk_open_files {
+            self.scanner.suspect(Instant::now());
+        }
     }
 
     /// The next records, in order of time. Waits for the next look into the rings at most, and may

@@ -68,7 +68,10 @@ async fn trace(args: &RunArgs) -> anyhow::Result<Report> {
     tokio::pin!(deadline);
     loop {
         tokio::select! {
-            records = live.next() => output.changes(&take_in(&mut engine, &records))?,
+            records = live.next() => {
+                output.changes(&take_in(&mut engine, &records))?;
+                live.answer(&engine.questions());
+            }
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,
             () = &mut deadline => break,

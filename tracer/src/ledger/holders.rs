@@ -90,7 +90,18 @@ impl Ledger {
             });
             // Files opened by a process that is older than the dead one cannot be inherited from it.
             let older = id.start_ns < born_ns && !self.descends(id, teardown.id);
-            if known || !alive || own_use || older || id == teardown.id || self.is_observer(id, &holder.comm) {
+            // The driver's files close at an exec: what another image has open it opened itself, even
+            // if none of its calls has arrived yet. A descendant may have been handed the files.
+            let reopened = process.is_some_and(|process| matches!(process.image, Image::Executed { .. }))
+                && !self.descends(id, teardown.id);
+            if known
+                || !alive
+                || own_use
+                || older
+                || reopened
+                || id == teardown.id
+                || self.is_observer(id, &holder.comm)
+            {
                 continue;
             }
             let proof = if self.descends(id, teardown.id) { Proof::LineageAndFiles } else { Proof::Files };

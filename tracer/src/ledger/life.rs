@@ -70,6 +70,10 @@ impl Ledger {
                 if *ppid != 0 && process.ppid == 0 {
                     process.ppid = *ppid;
                 }
+                // The name it had in the end; other threads have names of their own.
+                if task.pid == id.tgid && !task.comm.is_empty() {
+                    process.comm.clone_from(&task.comm);
+                }
                 if *group_dead {
                     self.die(id, ns, Cause::Exit { code: *code, signal: *signal });
                 } else {

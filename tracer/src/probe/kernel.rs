@@ -170,12 +170,17 @@ impl Kernel {
         let offsets: Vec<(&str, u32)> = offsets.iter().collect();
         // Woken early enough that three quarters of the ring are still free.
         let wakeup_bytes = config.calls_ring_bytes / 4;
+        // The upper half is for those who call seldom, each of whom may take a sixteenth of it.
+        let contested_bytes = config.calls_ring_bytes / 2;
+        let window_events = (contested_bytes / 16 / size_of::<tracer_ebpf::CallEvent>() as u32).max(1);
         let mut loader = EbpfLoader::new();
         for (setting, offset) in &offsets {
             loader.override_global(setting, offset, true);
         }
         loader
             .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
+            .override_global("CONTESTED_BYTES", &contested_bytes, true)
+            .override_global("WINDOW_EVENTS", &window_events, true)
             .map_max_entries("CALLS", config.calls_ring_bytes)
             .map_max_entries("LIVES", config.lives_ring_bytes)
             .map_max_entries("LIVE", config.live_entries)
