@@ -25,7 +25,8 @@ pub use teardown::{Billed, Teardown};
 
 use crate::engine::EngineConfig;
 use crate::record::{self, Event, Identity, Record, Text};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Something a record brought about that detectors may want to act on at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,8 +132,9 @@ pub struct Ledger {
     pub losses: Losses,
     /// Memory of the dead that has not come back, or only just.
     pub teardowns: BTreeMap<(Identity, u32, Option<u32>), Teardown>,
-    processes: HashMap<Identity, Process>,
-    by_tgid: HashMap<u32, Identity>,
+    // Keys come from the kernel, so a fast hash without defence against chosen keys will do.
+    processes: FxHashMap<Identity, Process>,
+    by_tgid: FxHashMap<u32, Identity>,
     users: BTreeSet<Identity>,
     active: Vec<Identity>,
     pulse: u64,
@@ -170,8 +172,8 @@ impl Ledger {
             xids: VecDeque::new(),
             losses: Losses::default(),
             teardowns: BTreeMap::new(),
-            processes: HashMap::new(),
-            by_tgid: HashMap::new(),
+            processes: FxHashMap::default(),
+            by_tgid: FxHashMap::default(),
             users: BTreeSet::new(),
             active: Vec::new(),
             pulse: 1,

@@ -1,5 +1,13 @@
 //! One process's GPU memory, booked call by call with the driver's semantics.
 
+mod contexts;
+mod entry_points;
+mod mappings;
+mod restate;
+
+pub(super) use contexts::ContextEnd;
+pub(super) use entry_points::{family_of, layer_of};
+
 use super::trend::{Class, ClassKey, Cycles};
 use crate::record::{OpaqueId, Text};
 use std::collections::{BTreeMap, HashMap};
@@ -324,48 +332,6 @@ impl Books {
         Freed::Known
     }
 
-    pub(super) fn mapped(&mut self, va: &OpaqueId, handle: &OpaqueId, size: u64) {
-        if let Some(block) = self.live.get_mut(&Key { space: Space::Vmm, handle: handle.clone() }) {
-            block.maps = block.maps.saturating_add(1);
-            if let Some(old) = self.maps.insert(va.clone(), Mapping { handle: handle.clone(), size }) {
-                self.unmapped_block(&old.handle, 0);
-            }
-        }
-    }
-
-    pub(super) fn unmapped(&mut self, va: &OpaqueId, size: u64, ns: u64) {
-        let gone: Vec<OpaqueId> = match va {
-            // One call may remove many neighbouring mappings.
-            OpaqueId::Number(start) => {
-                let end = start.saturating_add(size.max(1));
-                self.maps
-                    .range(OpaqueId::Number(*start)..OpaqueId::Number(end))
-                    .filter(|(at, mapping)| match at {
-                        OpaqueId::Number(at) => size == 0 || at.saturating_add(mapping.size) <= end || at == start,
-                        OpaqueId::Text(_) => false,
-                    })
-                    .map(|(at, _)| at.clone())
-                    .collect()
-            }
-            OpaqueId::Text(_) => self.maps.get_key_value(va).map(|(at, _)| at.clone()).into_iter().collect(),
-        };
-        for at in gone {
-            if let Some(mapping) = self.maps.remove(&at) {
-                self.unmapped_block(&mapping.handle, ns);
-            }
-        }
-    }
-
-    fn unmapped_block(&mut self, handle: &OpaqueId, ns: u64) {
-        let key = Key { space: Space::Vmm, handle: handle.clone() };
-        if let Some(block) = self.live.get_mut(&key) {
-            block.maps = block.maps.saturating_sub(1);
-            if block.maps == 0 && block.refs == 0 {
-                self.remove(&key, ns);
-            }
-        }
-    }
-
     fn remove(&mut self, key: &Key, ns: u64) {
         if let Some(gone) = self.live.remove(key) {
             self.settle(&gone, ns);
@@ -432,276 +398,12 @@ impl Books {
         index as u32
     }
 
-    fn context_of(&self, handle: Option<&OpaqueId>, device: Option<u32>) -> u32 {
-        if let Some(handle) = handle {
-            return self
-                .contexts
-                .iter()
-                .rev()
-                .find(|context| context.handle.as_ref() == Some(handle))
-                .map_or(0, |context| context.serial);
-        }
-        let mut on_device = self.contexts.iter().filter(|context| device.is_none() || context.device == device);
-        match (on_device.next(), on_device.next()) {
-            (Some(only), None) => only.serial,
-            _ => 0,
-        }
-    }
-
-    pub(super) fn context_created(
-        &mut self,
-        handle: Option<&OpaqueId>,
-        device: Option<u32>,
-        primary: bool,
-        ns: u64,
-        dur_ns: u64,
-    ) {
-        if primary
-            && let Some(context) =
-                self.contexts.iter_mut().find(|context| context.primary && context.device == device && device.is_some())
-        {
-            context.refs = context.refs.saturating_add(1);
-            return;
-        }
-        // A context at the address of an older one: the older one's end was lost.
-        if let Some(old) =
-            self.contexts.iter().position(|context| handle.is_some() && context.handle.as_ref() == handle)
-        {
-            self.contexts.remove(old);
-        }
-        if self.contexts.len() >= CONTEXTS {
-            return;
-        }
-        self.serial = self.serial.wrapping_add(1).max(1);
-        self.contexts_created = self.contexts_created.saturating_add(1);
-        self.context_ns = self.context_ns.saturating_add(dur_ns);
-        self.contexts.push(Context {
-            handle: handle.cloned(),
-            device,
-            primary,
-            refs: 1,
-            ns,
-            dur_ns,
-            serial: self.serial,
-        });
-    }
-
-    /// Ends a context (or gives back a reference) and frees what the driver frees with it.
-    pub(super) fn context_destroyed(
-        &mut self,
-        handle: Option<&OpaqueId>,
-        device: Option<u32>,
-        end: ContextEnd,
-        begin_ns: u64,
-        ns: u64,
-    ) {
-        let position = self.contexts.iter().position(|context| {
-            context.ns <= begin_ns
-                && match end {
-                    ContextEnd::Destroy => handle.is_some() && context.handle.as_ref() == handle,
-                    ContextEnd::Release | ContextEnd::Reset => {
-                        context.primary
-                            && (context.device == device || handle.is_some() && context.handle.as_ref() == handle)
-                    }
-                }
-        });
-        let Some(position) = position else {
-            return;
-        };
-        if end == ContextEnd::Release
-            && let Some(context) = self.contexts.get_mut(position)
-            && context.refs > 1
-        {
-            context.refs -= 1;
-            return;
-        }
-        let gone = self.contexts.remove(position);
-        let last_on_device = !self.contexts.iter().any(|context| context.device == gone.device);
-        let last = self.contexts.is_empty();
-        let doomed: Vec<Key> = self
-            .live
-            .iter()
-            .filter(|(_, allocation)| {
-                let in_context = !matches!(allocation.family, Family::Pool | Family::Vmm);
-                let ours = match (allocation.context, allocation.device) {
-                    (0, None) => last,
-                    (0, device) => last_on_device && device == gone.device,
-                    (serial, _) => serial == gone.serial,
-                };
-                in_context && ours && allocation.ns <= begin_ns
-            })
-            .map(|(key, _)| key.clone())
-            .collect();
-        for key in doomed {
-            self.remove(&key, ns);
-        }
-    }
-
     pub(super) fn refused(&mut self, api: &Text, result: i32, ns: u64, host: bool) {
         if let Some(known) = self.refused_frees.iter_mut().find(|known| known.api == *api && known.result == result) {
             known.count = known.count.saturating_add(1);
             known.ns = ns;
         } else if self.refused_frees.len() < REFUSALS {
             self.refused_frees.push(Refusal { api: api.clone(), result, ns, count: 1, host });
-        }
-    }
-
-    pub(super) fn imported(&mut self, ipc: &OpaqueId, handle: &OpaqueId, size: u64, device: Option<u32>, ns: u64) {
-        if let Some(known) = self.imports.get_mut(handle) {
-            // The driver counts how often a context opened a block and returns the same pointer.
-            known.refs = known.refs.saturating_add(1);
-        } else if self.imports.len() < IMPORTS {
-            self.imports.insert(handle.clone(), Import { ipc: ipc.clone(), size, device, ns, refs: 1 });
-        }
-    }
-
-    /// Closes an import once; false if there is none at this pointer.
-    pub(super) fn import_closed(&mut self, handle: &OpaqueId) -> bool {
-        let Some(known) = self.imports.get_mut(handle) else { return false };
-        known.refs = known.refs.saturating_sub(1);
-        if known.refs == 0 {
-            self.imports.remove(handle);
-        }
-        true
-    }
-
-    /// The process is dead: its sums stay, its lists go.
-    pub(super) fn close(&mut self) {
-        self.live = HashMap::new();
-        self.maps = BTreeMap::new();
-        self.imports = BTreeMap::new();
-        self.classes = Vec::new();
-        self.class_index = HashMap::new();
-        self.spent = Vec::new();
-        self.unlisted = BTreeMap::new();
-        for books in self.devices.values_mut() {
-            books.cycles = Cycles::default();
-        }
-    }
-
-    /// The same image no longer runs: the driver gave everything back.
-    pub(super) fn replaced(&mut self, ns: u64) {
-        let peak = self.peak;
-        let failed = self.failed_allocs;
-        *self = Self { peak, failed_allocs: failed, ..Self::new(ns) };
-    }
-
-    /// Replaces the books by exact ones.
-    pub(super) fn resync(
-        &mut self,
-        live: &[crate::record::LiveEntry],
-        balances: &[crate::record::DeviceBalance],
-        ns: u64,
-    ) {
-        let fresh = Self {
-            first_ns: self.first_ns,
-            contexts: std::mem::take(&mut self.contexts),
-            contexts_created: self.contexts_created,
-            context_ns: self.context_ns,
-            peak: self.peak,
-            failed_allocs: self.failed_allocs,
-            refused_frees: std::mem::take(&mut self.refused_frees),
-            unknown_frees: self.unknown_frees,
-            reused: self.reused,
-            first_reused: self.first_reused.take(),
-            lost: self.lost,
-            resynced: true,
-            frees: self.frees,
-            imports: std::mem::take(&mut self.imports),
-            serial: self.serial,
-            ..Self::new(self.first_ns)
-        };
-        *self = fresh;
-        let mut entries: Vec<_> = live.iter().collect();
-        entries.sort_by(|a, b| (a.ts_ns, &a.handle).cmp(&(b.ts_ns, &b.handle)));
-        for entry in entries {
-            let family = family_of(&entry.api);
-            let new = New {
-                ns: entry.ts_ns.min(ns),
-                begin_ns: None,
-                tid: 0,
-                family,
-                layer: Layer::Driver,
-                handle: &entry.handle,
-                size: entry.size,
-                device: entry.device,
-                ctx: None,
-                stack: None,
-            };
-            let key = Key { space: Space::of(family), handle: entry.handle.clone() };
-            if !self.live.contains_key(&key) {
-                self.insert(key, &new);
-            }
-        }
-        for balance in balances {
-            if balance.host {
-                self.host.bytes = balance.bytes;
-                self.host.count = balance.count;
-                self.host.peak = self.host.peak.max(balance.bytes);
-            } else {
-                let device = self.devices.entry(balance.device).or_default();
-                let listed = device.owned.bytes.saturating_add(device.managed.bytes);
-                let extra = balance.bytes.saturating_sub(listed);
-                device.owned.bytes = device.owned.bytes.saturating_add(extra);
-                device.owned.peak = device.owned.peak.max(device.owned.bytes);
-                self.unlisted.insert(balance.device, extra);
-                self.bytes = self.bytes.saturating_add(extra);
-                self.peak = self.peak.max(self.bytes);
-            }
-        }
-    }
-
-    /// A release of a handle that is not listed may be one of the bytes a resync could not list.
-    pub(super) fn has_unlisted(&self) -> bool {
-        self.unlisted.values().any(|&bytes| bytes > 0)
-    }
-}
-
-/// How a context ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ContextEnd {
-    Destroy,
-    Release,
-    Reset,
-}
-
-/// What kind of memory an entry point makes, from the table of traced symbols where it is listed
-/// and from the naming rules of the driver and runtime otherwise.
-pub(super) fn family_of(api: &str) -> Family {
-    if api.starts_with("cuMemAlloc_v2") {
-        return Family::Device;
-    }
-    if api.contains("Managed") {
-        Family::Managed
-    } else if api.contains("Async") {
-        Family::Pool
-    } else if api.starts_with("cuMemCreate")
-        || api.starts_with("cuMemRelease")
-        || api.starts_with("cuMemRetainAllocationHandle")
-        || api.starts_with("cuMemImport")
-    {
-        Family::Vmm
-    } else if api.contains("Host") {
-        Family::Host
-    } else {
-        Family::Device
-    }
-}
-
-/// The layer a call was seen in.
-pub(super) fn layer_of(lib: &str, api: &str) -> Layer {
-    if lib.starts_with("libcudart") || api.starts_with("cuda") { Layer::Runtime } else { Layer::Driver }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::family_of;
-    use tracer_ebpf::symbols::{Op, TABLE};
-
-    #[test]
-    fn families_agree_with_the_table_of_symbols() {
-        for symbol in TABLE.iter().filter(|symbol| symbol.op == Op::Alloc) {
-            assert_eq!(family_of(symbol.name), symbol.family, "{}", symbol.name);
         }
     }
 }
