@@ -14,8 +14,14 @@ mod run;
 mod script;
 mod workload;
 
-fn main() -> anyhow::Result<ExitCode> {
-    let cli = cli::Cli::parse();
+fn main() -> ExitCode {
+    run(cli::Cli::parse()).unwrap_or_else(|error| {
+        eprintln!("workload: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(cli: cli::Cli) -> anyhow::Result<ExitCode> {
     let run = run::Run::start(cli.options, cli.workload.default_role())?;
     let played = workload::play(&run, cli.workload);
     let reason = match &played {
@@ -23,6 +29,8 @@ fn main() -> anyhow::Result<ExitCode> {
         Ok(_) if run.stopped() => "signal",
         Ok(_) => "done",
     };
-    run.finish(reason)?;
-    played
+    let finished = run.finish(reason);
+    let code = played?;
+    finished?;
+    Ok(code)
 }

@@ -85,7 +85,10 @@ impl ChurnWorker {
         let gpu = run.open_gpu()?;
         let allocation = run.allocate(gpu.ordinal, Family::Device, self.size)?;
         run.ready();
-        run.sleep(self.life);
+        if run.sleep(self.life) == Waited::Stopped {
+            run.keep([allocation]);
+            return Ok(());
+        }
         run.free(&allocation)?;
         run.leave(gpu)
     }

@@ -5,7 +5,11 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{memory::Family, quantity, run::Run};
+use crate::{
+    memory::Family,
+    quantity,
+    run::{Run, Waited},
+};
 
 /// Arguments of `families`.
 #[derive(Args, Debug)]
@@ -32,7 +36,10 @@ impl Families {
             allocations.push(run.allocate(gpu.ordinal, *family, self.unit * multiple)?);
         }
         run.ready();
-        run.sleep_for(self.duration);
+        if run.sleep_for(self.duration) == Waited::Stopped {
+            run.keep(allocations);
+            return Ok(());
+        }
         allocations.iter().try_for_each(|allocation| run.free(allocation))?;
         if self.only.contains(&Family::Async) || self.only.contains(&Family::AsyncPtsz) {
             // A pool gives freed memory back at the next synchronisation.

@@ -25,9 +25,9 @@ pub(crate) struct ForkedLoader {
     /// When the parent dies, counted from the last fork
     #[arg(long, default_value = "1s", value_parser = quantity::duration)]
     kill_after: Duration,
-    /// How long the children live; without it, until SIGTERM
-    #[arg(long, value_parser = quantity::duration)]
-    duration: Option<Duration>,
+    /// How long the children live, unless SIGTERM comes first
+    #[arg(long, default_value = "60s", value_parser = quantity::duration)]
+    duration: Duration,
 }
 
 impl ForkedLoader {
@@ -38,7 +38,7 @@ impl ForkedLoader {
         for _ in 0..self.children {
             match process::fork(run, "loader-helper")? {
                 Forked::Child => {
-                    run.sleep_for(self.duration);
+                    run.sleep(self.duration);
                     return Ok(());
                 }
                 Forked::Parent(child) => children.push(child),

@@ -5,7 +5,11 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
-use crate::{memory::Family, quantity, run::Run};
+use crate::{
+    memory::Family,
+    quantity,
+    run::{Run, Waited},
+};
 
 /// Arguments of `live`.
 #[derive(Args, Debug)]
@@ -31,7 +35,10 @@ impl ManyLive {
             .map(|_| run.allocate(gpu.ordinal, Family::Device, self.size))
             .collect::<Result<Vec<_>>>()?;
         run.ready();
-        run.sleep(self.pause);
+        if run.sleep(self.pause) == Waited::Stopped {
+            run.keep(blocks);
+            return Ok(());
+        }
         blocks.iter().try_for_each(|block| run.free(block))?;
         run.report_calls();
         run.report_live();

@@ -23,9 +23,9 @@ pub(crate) struct Orphan {
     /// When the front end dies, counted from when every worker holds its memory
     #[arg(long, default_value = "1s", value_parser = quantity::duration)]
     kill_after: Duration,
-    /// How long a worker holds its memory; without it, until SIGTERM
-    #[arg(long, value_parser = quantity::duration)]
-    duration: Option<Duration>,
+    /// How long a worker holds its memory, unless SIGTERM comes first
+    #[arg(long, default_value = "60s", value_parser = quantity::duration)]
+    duration: Duration,
 }
 
 impl Orphan {
@@ -36,9 +36,7 @@ impl Orphan {
             let mut command = process::command(&run.options, "orphan-worker")?;
             command.arg("hold").arg("--size").arg(self.size.to_string());
             command.arg("--ready-fd").arg(ready.child_descriptor().to_string());
-            if let Some(duration) = self.duration {
-                command.arg("--duration").arg(format!("{}us", duration.as_micros()));
-            }
+            command.arg("--duration").arg(format!("{}us", self.duration.as_micros()));
             workers.push(process::spawn(run, &mut command, "orphan-worker")?);
         }
         ready.wait()?;

@@ -5,7 +5,11 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use clap::Args;
 
-use crate::{memory::Family, quantity, run::Run};
+use crate::{
+    memory::Family,
+    quantity,
+    run::{Gpu, Run},
+};
 
 /// Arguments of `stress`.
 #[derive(Args, Debug)]
@@ -32,20 +36,23 @@ impl Stress {
         let gpu = run.open_gpu()?;
         run.sleep(self.wait);
         std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..self.threads)
-                .map(|_| {
-                    scope.spawn(|| {
-                        run.driver()?.ctx_set_current(gpu.context)?;
-                        (0..self.pairs)
-                            .try_for_each(|_| run.free(&run.allocate(gpu.ordinal, Family::Device, self.size)?))
-                    })
-                })
-                .collect();
+            let threads: Vec<_> = (0..self.threads).map(|_| scope.spawn(|| self.thread(run, gpu))).collect();
             threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
         })?;
         run.report_calls();
         run.ready();
         run.sleep(self.duration);
+        Ok(())
+    }
+
+    fn thread(&self, run: &Run, gpu: Gpu) -> Result<()> {
+        run.driver()?.ctx_set_current(gpu.context)?;
+        for _ in 0..self.pairs {
+            if run.stopped() {
+                break;
+            }
+            run.free(&run.allocate(gpu.ordinal, Family::Device, self.size)?)?;
+        }
         Ok(())
     }
 }
