@@ -9,7 +9,7 @@
 mod program;
 mod tracer;
 
-pub use program::{Program, workload};
+pub use program::{Program, calls, workload};
 pub use tracer::{Run, Tracer};
 
 use std::path::{Path, PathBuf};

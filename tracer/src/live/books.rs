@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
-use tracer_ebpf::{Account, AccountKey, Counter, Process, ProcessKey};
+use tracer_ebpf::{Account, AccountKey, CallEvent, Counter, Process, ProcessKey, symbols::TABLE};
 
 use super::{
     repair::{self, Devices},
@@ -42,12 +42,50 @@ pub struct ProcessBooks {
     pub lost: u64,
     /// Calls that returned an error.
     pub failed: u64,
+    /// Those calls by entry point and result, as far as their events arrived.
+    pub failures: Vec<Failure>,
     /// Frees of handles that were not known.
     pub unknown_frees: u64,
     /// Allocations the live table had no room for.
     pub untracked: u64,
     /// Live bytes and allocations at the end, by device.
     pub balances: Vec<DeviceBalance>,
+}
+
+/// Calls of one entry point that returned the same error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Failure {
+    /// Entry point.
+    pub api: &'static str,
+    /// `CUresult`.
+    pub result: i32,
+    /// How many.
+    pub count: u64,
+}
+
+/// Failed calls by process. Entry points are few and so are the errors each can return.
+#[derive(Debug, Default)]
+pub(super) struct Failures(HashMap<ProcessKey, BTreeMap<(u32, i32), u64>>);
+
+impl Failures {
+    /// Most different errors of a process that are told apart.
+    const KINDS: usize = 256;
+
+    pub(super) fn note(&mut self, event: &CallEvent) {
+        let key = ProcessKey { tgid: event.tgid, pad: 0, start_ns: event.process_start_ns };
+        let failures = self.0.entry(key).or_default();
+        if failures.len() < Self::KINDS || failures.contains_key(&(event.symbol, event.result)) {
+            *failures.entry((event.symbol, event.result)).or_default() += 1;
+        }
+    }
+
+    pub(super) fn take(&mut self, key: &ProcessKey) -> Vec<Failure> {
+        let failures = self.0.remove(key).unwrap_or_default();
+        let told = |((symbol, result), count): ((u32, i32), u64)| {
+            TABLE.get(symbol as usize).map(|symbol| Failure { api: symbol.name, result, count })
+        };
+        failures.into_iter().filter_map(told).collect()
+    }
 }
 
 impl KernelBooks {
@@ -67,6 +105,7 @@ impl ProcessBooks {
         key: &ProcessKey,
         process: &Process,
         ended: bool,
+        failures: Vec<Failure>,
         accounts: &HashMap<AccountKey, Account>,
         devices: &impl Devices,
     ) -> Self {
@@ -82,6 +121,7 @@ impl ProcessBooks {
             events: process.seq,
             lost: process.lost,
             failed: process.failed,
+            failures,
             unknown_frees: process.unknown_frees,
             untracked: process.untracked,
             balances: repair::balances((key.tgid, key.start_ns), &own, devices),

@@ -12,7 +12,7 @@ use tracer_ebpf::{CallEvent, EventKind, ProcessEvent, ProcessKey, symbols::Op};
 
 use super::{
     Live, Problem,
-    books::{KernelBooks, ProcessBooks},
+    books::{Failures, KernelBooks, ProcessBooks},
     clock::boot_ns,
     libraries::Libraries,
     repair::{self, Devices, Repair},
@@ -45,6 +45,7 @@ pub(super) struct Tracing {
     /// Processes that exited, and when; those with kernel state are dropped after a while.
     ended: HashMap<ProcessKey, u64>,
     books: Vec<ProcessBooks>,
+    failures: Failures,
     counters: [u64; tracer_ebpf::Counter::COUNT as usize],
     processes_lost: u64,
 }
@@ -74,6 +75,7 @@ impl Tracing {
             repair: Repair::default(),
             ended: HashMap::new(),
             books: Vec::new(),
+            failures: Failures::default(),
             counters: [0; tracer_ebpf::Counter::COUNT as usize],
             processes_lost: 0,
         })
@@ -141,6 +143,9 @@ impl Tracing {
 
     fn call(&mut self, event: &CallEvent, live: &mut Live, records: &mut Vec<Record>) {
         self.repair.follow(event);
+        if event.result != 0 {
+            self.failures.note(event);
+        }
         let identity = live.identity(event.tgid, event.process_start_ns);
         let comm = translate::comm(&event.comm);
         if let Some(start) = live.processes.meet(identity, &comm) {
@@ -230,7 +235,8 @@ impl Tracing {
         }
         let accounts = self.kernel.accounts()?.into_iter().collect();
         for (key, process) in processes.iter().filter(|(key, _)| dead.contains(key)) {
-            self.books.push(ProcessBooks::new(key, process, true, &accounts, attribution));
+            let failures = self.failures.take(key);
+            self.books.push(ProcessBooks::new(key, process, true, failures, &accounts, attribution));
             self.repair.forget(key);
         }
         super::books::trim(&mut self.books);
@@ -249,9 +255,11 @@ impl Tracing {
         let processes = self.kernel.processes().ok()?;
         let accounts = self.kernel.accounts().ok()?.into_iter().collect();
         let mut books = std::mem::take(&mut self.books);
-        books.extend(processes.iter().map(|(key, process)| {
-            ProcessBooks::new(key, process, self.ended.contains_key(key), &accounts, attribution)
-        }));
+        for (key, process) in &processes {
+            let failures = self.failures.take(key);
+            let ended = self.ended.contains_key(key);
+            books.push(ProcessBooks::new(key, process, ended, failures, &accounts, attribution));
+        }
         let open_calls = self.kernel.open_calls().ok()?;
         Some(KernelBooks::new(self.kernel.counters().ok()?, open_calls, self.stream.malformed(), books))
     }
