@@ -27,6 +27,8 @@ pub fn process(key: &ProcessKey, now_ns: u64) -> Option<*mut Process> {
         unknown_frees: 0,
         untracked: 0,
         live_entries: 0,
+        window_ns: 0,
+        window_events: 0,
         last_device: NO_DEVICE,
         pad: 0,
     };

@@ -89,6 +89,10 @@ settings! {
     /// Unread bytes in the ring of calls above which its reader is woken; below, it looks in by
     /// itself. Waking it at every call would cost more than the call's probe.
     WAKEUP_BYTES = 1 << 20;
+    /// Unread bytes above which the ring is kept for processes that make few calls.
+    CONTESTED_BYTES = 4 << 20;
+    /// Events a process may hand over in a window while the ring is contested.
+    WINDOW_EVENTS = 1 << 12;
 }
 
 /// Adds one to a counter.

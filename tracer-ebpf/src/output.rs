@@ -8,7 +8,7 @@ use tracer_ebpf::{CallEvent, Counter, EventKind, Frame, Process, ProcessEvent, P
 
 use crate::{
     atomic,
-    maps::{CALLS, LIVES, WAKEUP_BYTES, count},
+    maps::{CALLS, CONTESTED_BYTES, LIVES, WAKEUP_BYTES, WINDOW_EVENTS, count},
 };
 
 /// Nanoseconds on the boot clock.
@@ -33,7 +33,10 @@ pub struct Outcome {
 pub fn call(key: &ProcessKey, process: *mut Process, tid: u32, frame: &Frame, ts_ns: u64, outcome: &Outcome) {
     // SAFETY: `process` is a value of the PROCESSES map.
     let seq = unsafe { atomic::fetch_add(&raw mut (*process).seq, 1) };
-    let Some(mut entry) = CALLS.reserve::<CallEvent>(0) else {
+    let waiting = CALLS.query(u64::from(BPF_RB_AVAIL_DATA));
+    // SAFETY: as above.
+    let welcome = unsafe { may_hand_over(process, ts_ns, waiting) };
+    let Some(mut entry) = welcome.then(|| CALLS.reserve::<CallEvent>(0)).flatten() else {
         count(Counter::CallsLost);
         // SAFETY: as above.
         unsafe { atomic::add(&raw mut (*process).lost, 1) };
@@ -55,10 +58,32 @@ pub fn call(key: &ProcessKey, process: *mut Process, tid: u32, frame: &Frame, ts
         device: outcome.device,
         comm: bpf_get_current_comm().unwrap_or_default(),
     });
-    let waiting = CALLS.query(u64::from(BPF_RB_AVAIL_DATA));
     let wakeup = if waiting >= u64::from(WAKEUP_BYTES.get()) { BPF_RB_FORCE_WAKEUP } else { BPF_RB_NO_WAKEUP };
     entry.submit(u64::from(wakeup));
     count(Counter::CallsDelivered);
+}
+
+/// Length of a process's window.
+const WINDOW_NS: u64 = 100_000_000;
+
+/// Whether this process may still use the ring. The reader takes longer than a window to fall far
+/// behind, so what is left of a contested ring is enough for everybody who calls at a usual rate.
+///
+/// # Safety
+///
+/// `process` must be a value of the PROCESSES map. Threads of a process may race here; the count is
+/// then a little off, which only moves the limit.
+#[inline(always)]
+unsafe fn may_hand_over(process: *mut Process, ts_ns: u64, waiting: u64) -> bool {
+    // SAFETY: as this function's.
+    unsafe {
+        if ts_ns.wrapping_sub((*process).window_ns) > WINDOW_NS {
+            (*process).window_ns = ts_ns;
+            (*process).window_events = 0;
+        }
+        (*process).window_events += 1;
+        waiting < u64::from(CONTESTED_BYTES.get()) || (*process).window_events <= u64::from(WINDOW_EVENTS.get())
+    }
 }
 
 /// Writes a process event.

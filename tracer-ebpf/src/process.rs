@@ -50,6 +50,9 @@ pub fn fork_untyped(ctx: &TracePointContext) {
     }
     // SAFETY: the offset comes from the kernel's description of this tracepoint's record.
     let Ok(pid) = (unsafe { ctx.read_at::<u32>(offset as usize) }) else { return };
+    // Without start times a number is all there is of a process: what an earlier one with this
+    // number left must not become the new one's.
+    let _ = PROCESSES.remove(ProcessKey { tgid: pid, pad: 0, start_ns: 0 });
     let parent = current_process();
     life(&ProcessEvent {
         kind: EventKind::Fork as u32,

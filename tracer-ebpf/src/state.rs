@@ -77,6 +77,11 @@ pub struct Process {
     /// Entries of this process in the live table, those of contexts that are gone included: whether
     /// there is anything to sweep when it ends.
     pub live_entries: u64,
+    /// When the present window of [`Process::window_events`] began.
+    pub window_ns: u64,
+    /// Events handed over in that window: a process that floods a filling ring loses its own events
+    /// and nobody else's.
+    pub window_events: u64,
     /// Device ordinal of `last_context`.
     pub last_device: i32,
     /// Explicit padding, always 0.
@@ -303,7 +308,7 @@ impl Counter {
 
 const _: () = {
     assert!(size_of::<ProcessKey>() == 16);
-    assert!(size_of::<Process>() == 72);
+    assert!(size_of::<Process>() == 88);
     assert!(size_of::<AccountKey>() == 24);
     assert!(size_of::<Account>() == 32 + 16 * BALANCE_SLOTS);
     assert!(size_of::<LiveKey>() == 24);

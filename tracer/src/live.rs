@@ -33,6 +33,7 @@ use self::{
     tracing::Tracing,
 };
 use crate::{
+    engine::Questions,
     gpu::{Attribution, DeviceView, Devices, MonitorConfig},
     probe::{
         KernelConfig,
@@ -91,7 +92,11 @@ pub struct Live {
 
 impl Live {
     /// Puts everything in place that can be. What cannot is told by [`Live::take_problems`].
-    pub async fn start(config: LiveConfig) -> Self {
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn start(config: LiveConfig) -> Self {
         let root = config.discover.proc_root.clone();
         let mut problems = Vec::new();
         let tracing = match Tracing::start(&config.kernel, config.discover) {
@@ -135,11 +140,11 @@ impl Live {
             users = discovery.users();
             let (events, problem) = tracing.adopt(discovery);
             self.problems.extend(problem);
-            events.into_iter().for_each(|event| self.tell(event));
+            self.tell_all(events);
         }
         let (scan, known) = scanning::first(&self.root, &self.device_folder, &users);
         let identities: Vec<(Identity, Text)> = known.iter().filter_map(scanning::device_user).collect();
-        known.into_iter().for_each(|event| self.tell(event));
+        self.tell_all(known);
         self.tell(scan);
         for (identity, comm) in identities {
             self.processes.watch(identity, &comm);
@@ -155,6 +160,24 @@ impl Live {
     /// Libraries that carry probes.
     pub fn libraries(&self) -> Vec<String> {
         self.tracing.iter().flat_map(Tracing::libraries).map(str::to_owned).collect()
+    }
+
+    /// Entry points that carry probes, over all libraries.
+    pub fn probes(&self) -> usize {
+        self.tracing.as_ref().map_or(0, Tracing::probes)
+    }
+
+    /// How long taking the probes off will take, where that is long enough to be told.
+    pub fn slow_detach(&self) -> Option<Duration> {
+        self.tracing.as_ref().and_then(Tracing::slow_detach)
+    }
+
+    /// Looks up what the engine asks for; the answers come as records. Processes that matter are
+    /// watched without being asked for.
+    pub fn answer(&mut self, questions: &Questions) {
+        if questions.walk_open_files {
+            self.scanner.suspect(Instant::now());
+        }
     }
 
     /// The next records, in order of time. Waits for the next look into the rings at most, and may
@@ -174,6 +197,12 @@ impl Live {
         self.tell_at(boot_ns(), event);
     }
 
+    fn tell_all(&mut self, events: Vec<Event>) {
+        for event in events {
+            self.tell(event);
+        }
+    }
+
     fn tell_at(&mut self, ts_ns: u64, event: Event) {
         self.waiting.push(Record { ts_ns, occurred_ns: None, event });
     }
@@ -185,7 +214,9 @@ impl Live {
                 for sample in samples {
                     if let Event::NvmlSample { procs, .. } = &sample {
                         let pids: Vec<u32> = procs.iter().map(|row| row.pid).collect();
-                        pids.into_iter().for_each(|pid| self.meet_billed(ts_ns, pid));
+                        for pid in pids {
+                            self.meet_billed(ts_ns, pid);
+                        }
                     }
                     self.tell_at(ts_ns, sample);
                 }
@@ -223,7 +254,7 @@ impl Live {
                         self.tell_at(ts_ns, event);
                     }
                 }
-                self.tell_at(ts_ns, scan);
+                self.tell_at(ts_ns, scan.into_event());
             }
             Scanned::Libraries(discovery) => self.adopt(discovery),
         }
@@ -233,22 +264,23 @@ impl Live {
         if let Some(tracing) = &mut self.tracing {
             let (events, problem) = tracing.adopt(discovery);
             self.problems.extend(problem);
-            events.into_iter().for_each(|event| self.tell(event));
+            self.tell_all(events);
         }
     }
 
     /// Once a second: states, losses, libraries being loaded, and the descriptor walks that are due.
     fn look(&mut self) {
         let now = Instant::now();
-        self.processes.states().into_iter().for_each(|event| self.tell(event));
+        self.tell_all(self.processes.states());
         if let Some(tracing) = &mut self.tracing {
             let loading = tracing.search_loading(now);
             let (events, problem) = tracing.adopt(loading);
             self.problems.extend(problem);
             let (losses, problem) = tracing.check(&self.attribution);
             self.problems.extend(problem);
-            events.into_iter().chain(losses).for_each(|event| self.tell(event));
             self.scanner.search_libraries(now, tracing.discover_config());
+            self.tell_all(events);
+            self.tell_all(losses);
         }
         self.scanner.scan_holders(now, &self.root, &self.device_folder, self.processes.pids());
         self.tell(Event::Tick);

@@ -23,7 +23,8 @@ impl Owner {
         let mut after_docker = false;
         // containerd under runc's own naming joins slice, runtime and id with colons.
         for part in path.split(['/', ':']) {
-            inside_kubepods |= part.starts_with("kubepods");
+            // Seen from inside a control group namespace, the way up to the others hides their parents.
+            inside_kubepods |= part.starts_with("kubepods") || part == "..";
             if let Some(uid) = pod_uid(part).filter(|_| inside_kubepods) {
                 owner.pod_uid = Some(uid);
                 owner.container = None;
@@ -80,6 +81,8 @@ mod tests {
             "/kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice/crio-ID.scope",
             "/kubepods/burstable/pod11111111-2222-3333-4444-555555555555/ID",
             "/kubepods/besteffort/pod11111111-2222-3333-4444-555555555555/ID (deleted)",
+            "/../../pod11111111-2222-3333-4444-555555555555/ID",
+            "/../../kubepods-burstable-pod11111111_2222_3333_4444_555555555555.slice/cri-containerd-ID.scope",
             "/system.slice/containerd.service/kubepods-besteffort-pod11111111_2222_3333_4444_555555555555.slice:cri-containerd:ID",
         ] {
             assert_eq!(owner(path), both, "{path}");

@@ -1,3 +1,56 @@
 //! The one entry point for developers: `cargo xtask --help`.
 
-fn main() {}
+mod demo;
+#[path = "../../tracer/build/ebpf.rs"]
+mod ebpf;
+mod object;
+mod setup;
+mod shell;
+mod tests;
+
+use clap::{Parser, Subcommand};
+
+/// Everything a developer does with vramtrace.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo xtask", max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Install what building the eBPF programs and running the tests need. Instant the second time.
+    ///
+    /// Changes nothing outside this repository except packages (apt-get); programs built from
+    /// source go to target/tools.
+    Setup,
+    /// Set up, build, and trace: the real GPU where there is one, else a simulated host with a mix
+    /// of healthy and faulty workloads.
+    Run,
+    /// Set up, then run every check and test.
+    Test,
+    /// Build the eBPF object from source.
+    BuildEbpf {
+        /// Put it, with the hash of its sources, where builds without a toolchain find it.
+        #[arg(long, conflicts_with = "check")]
+        ship: bool,
+        /// Fail when the shipped object was not made from the present sources.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Score `vramtrace replay` with the scorer and scenarios in ../shared, where they are there.
+    Score,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().task {
+        Task::Setup => setup::setup(),
+        Task::Run => demo::run(),
+        Task::Test => tests::test(),
+        Task::BuildEbpf { ship: true, .. } => object::ship(),
+        Task::BuildEbpf { check: true, .. } => object::check(),
+        Task::BuildEbpf { .. } => object::build().map(|path| println!("{}", path.display())),
+        Task::Score => tests::score(),
+    }
+}

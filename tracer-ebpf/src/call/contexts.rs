@@ -109,7 +109,9 @@ fn open(call: &Call, context: u64, device: i32) {
 
 #[inline(always)]
 fn retain(call: &Call, context: u64, device: i32) {
-    let _ = PRIMARIES.insert(call.primary_key(device), &context, u64::from(BPF_ANY));
+    if PRIMARIES.insert(call.primary_key(device), &context, u64::from(BPF_ANY)).is_err() {
+        count(Counter::AccountsFull);
+    }
     if let Some(account) = books::open_account(&call.context_key(context), call.image_ns, device, call.now_ns) {
         // SAFETY: a value of the map.
         unsafe { atomic::add(&raw mut (*account).retains, 1) };

@@ -18,7 +18,7 @@ const LOADING: Duration = Duration::from_secs(10);
 
 /// The driver libraries met so far.
 #[derive(Default)]
-pub struct Libraries {
+pub(super) struct Libraries {
     config: DiscoverConfig,
     attached: Vec<Attached>,
     /// What has been said of a library that cannot be traced, so that it is said once.
@@ -29,37 +29,43 @@ pub struct Libraries {
 struct Attached {
     identity: LibraryIdentity,
     path: String,
+    points: usize,
     probes: LibraryProbes,
 }
 
 impl Libraries {
     /// Looks where the configuration says.
-    pub fn new(config: DiscoverConfig) -> Self {
+    pub(super) fn new(config: DiscoverConfig) -> Self {
         Self { config, ..Self::default() }
     }
 
     /// Where to look.
-    pub fn config(&self) -> &DiscoverConfig {
+    pub(super) fn config(&self) -> &DiscoverConfig {
         &self.config
     }
 
     /// Libraries that carry probes.
-    pub fn attached(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn attached(&self) -> impl Iterator<Item = &str> {
         self.attached.iter().map(|library| library.path.as_str())
     }
 
+    /// Entry points that carry probes.
+    pub(super) fn probes(&self) -> usize {
+        self.attached.iter().map(|library| library.points).sum()
+    }
+
     /// A process replaced its image: it may map a library not met before.
-    pub fn executed(&mut self, pid: u32, now: Instant) {
+    pub(super) fn executed(&mut self, pid: u32, now: Instant) {
         self.loading.insert(pid, now + LOADING);
     }
 
     /// A process ended.
-    pub fn ended(&mut self, pid: u32) {
+    pub(super) fn ended(&mut self, pid: u32) {
         self.loading.remove(&pid);
     }
 
     /// Looks at the processes that may be loading libraries now.
-    pub fn search_loading(&mut self, now: Instant) -> Discovery {
+    pub(super) fn search_loading(&mut self, now: Instant) -> Discovery {
         self.loading.retain(|_, until| *until > now);
         let mut discovery = Discovery::default();
         for pid in self.loading.keys() {
@@ -70,7 +76,7 @@ impl Libraries {
 
     /// Puts probes on the libraries that have none yet. What cannot be traced is told, once for
     /// each process it concerns.
-    pub fn adopt(&mut self, kernel: &mut Kernel, discovery: Discovery) -> Vec<Event> {
+    pub(super) fn adopt(&mut self, kernel: &mut Kernel, discovery: Discovery) -> Vec<Event> {
         let mut events = Vec::new();
         for found in discovery.found {
             if !self.attached.iter().any(|library| library.identity.is_same_file(&found.library.identity)) {
@@ -97,7 +103,12 @@ impl Libraries {
         match kernel.attach(&library.attach_path(), &library.points) {
             Ok(probes) => {
                 events.push(status("ok", None));
-                self.attached.push(Attached { identity: library.identity.clone(), path, probes });
+                self.attached.push(Attached {
+                    identity: library.identity.clone(),
+                    path,
+                    points: library.points.len(),
+                    probes,
+                });
             }
             Err(error) => {
                 if self.told.insert((path.clone(), 0)) {
@@ -125,7 +136,7 @@ impl Libraries {
     }
 
     /// Takes every probe off.
-    pub fn detach(self, kernel: &mut Kernel) -> Result<(), KernelError> {
+    pub(super) fn detach(self, kernel: &mut Kernel) -> Result<(), KernelError> {
         self.attached.into_iter().try_for_each(|library| kernel.detach(library.probes))
     }
 }

@@ -14,7 +14,7 @@ use tracer_ebpf::{
 
 use super::translate;
 use crate::{
-    probe::{Kernel, KernelError},
+    probe::{Kernel, KernelError, kernel::Remains},
     record::{DeviceBalance, Event, LiveEntry, OpaqueId},
 };
 
@@ -24,7 +24,7 @@ const DETAILED_ENTRIES: u64 = 100_000;
 
 /// Watches for losses.
 #[derive(Debug, Default)]
-pub struct Repair {
+pub(super) struct Repair {
     told: HashMap<ProcessKey, u64>,
     reading: Option<Reading>,
 }
@@ -46,7 +46,7 @@ struct Books {
 }
 
 /// NVML index of a process's device ordinal.
-pub trait Devices {
+pub(super) trait Devices {
     /// `None` when it cannot be told.
     fn index(&self, process: &ProcessKey, ordinal: i32) -> Option<u32>;
 }
@@ -54,7 +54,7 @@ pub trait Devices {
 impl Repair {
     /// Looks for new losses. Returns a record for each process that has some, and remembers to
     /// repair it. `now_ns` is a reading of the boot clock just before.
-    pub fn check(
+    pub(super) fn check(
         &mut self,
         kernel: &Kernel,
         devices: &impl Devices,
@@ -91,7 +91,7 @@ impl Repair {
     }
 
     /// Follows a call the stream delivered since the tables were read.
-    pub fn follow(&mut self, event: &CallEvent) {
+    pub(super) fn follow(&mut self, event: &CallEvent) {
         let Some(books) =
             self.reading.as_mut().and_then(|reading| reading.books.get_mut(&(event.tgid, event.process_start_ns)))
         else {
@@ -118,7 +118,7 @@ impl Repair {
     }
 
     /// The repaired books, once the stream has been followed up to `settled_ns`.
-    pub fn finished(&mut self, settled_ns: u64, devices: &impl Devices) -> Vec<Event> {
+    pub(super) fn finished(&mut self, settled_ns: u64, devices: &impl Devices) -> Vec<Event> {
         let Some(reading) = self.reading.take_if(|reading| settled_ns >= reading.until_ns) else { return Vec::new() };
         let resync = |((tgid, start_ns), books): ((u32, u64), Books)| {
             let process = ProcessKey { tgid, pad: 0, start_ns };
@@ -143,7 +143,7 @@ impl Repair {
     }
 
     /// Forgets a process that is gone.
-    pub fn forget(&mut self, process: &ProcessKey) {
+    pub(super) fn forget(&mut self, process: &ProcessKey) {
         self.told.remove(process);
     }
 }
@@ -193,12 +193,12 @@ fn read_books(
 }
 
 /// The account an allocation is booked on.
-pub fn account_key(key: &LiveKey, live: &LiveAllocation) -> AccountKey {
+pub(super) fn account_key(key: &LiveKey, live: &LiveAllocation) -> AccountKey {
     AccountKey { tgid: key.tgid, device: live.account_device, start_ns: key.start_ns, context: live.context }
 }
 
 /// Sums of a process's accounts by device, pinned host memory apart.
-pub fn balances(
+pub(super) fn balances(
     (tgid, start_ns): (u32, u64),
     accounts: &HashMap<AccountKey, Account>,
     devices: &impl Devices,
@@ -220,7 +220,9 @@ pub fn balances(
     sums.into_iter().map(balance).collect()
 }
 
-/// Processes in `gone` that left allocations in the live table.
-pub fn with_remains(processes: &[(ProcessKey, Process)], gone: &BTreeSet<(u32, u64)>) -> bool {
-    processes.iter().any(|(key, process)| process.live_entries > 0 && gone.contains(&(key.tgid, key.start_ns)))
+/// Whether processes in `gone` left allocations in the live table.
+pub(super) fn remains(processes: &[(ProcessKey, Process)], gone: &BTreeSet<(u32, u64)>) -> Remains {
+    let left =
+        |(key, process): &(ProcessKey, Process)| process.live_entries > 0 && gone.contains(&(key.tgid, key.start_ns));
+    if processes.iter().any(left) { Remains::Some } else { Remains::None }
 }

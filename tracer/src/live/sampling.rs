@@ -20,7 +20,7 @@ const RETRY: Duration = Duration::from_secs(10);
 const QUEUE: usize = 16;
 
 /// What the task tells, with the time on the boot clock at which it was complete.
-pub enum Sampled {
+pub(super) enum Sampled {
     /// The devices of the host, when they become known or change.
     Devices(Devices),
     /// A sample of every device.
@@ -30,7 +30,7 @@ pub enum Sampled {
 }
 
 /// Starts asking. The task ends when the receiver is dropped.
-pub fn start(config: MonitorConfig, every: Duration) -> mpsc::Receiver<(u64, Sampled)> {
+pub(super) fn start(config: MonitorConfig, every: Duration) -> mpsc::Receiver<(u64, Sampled)> {
     let (told, samples) = mpsc::channel(QUEUE);
     tokio::spawn(run(config, every, told));
     samples

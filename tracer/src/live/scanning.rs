@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeSet,
-    path::{Path, PathBuf},
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::clock::boot_ns;
 use crate::{
     probe::discover::{self, DiscoverConfig, Discovery},
-    proc::{self, DeviceFiles, ProcRoot},
+    proc::{self, DeviceFiles, FdScan, ProcRoot},
     record::{Event, Identity, Text},
 };
 
@@ -35,11 +35,11 @@ const SUSPECT_AGAIN: Duration = Duration::from_secs(5);
 const LIBRARIES: Duration = Duration::from_secs(30);
 
 /// Result of a walk.
-pub enum Scanned {
+pub(super) enum Scanned {
     /// Who has device files open, and snapshots of those holders that were not known.
     Holders {
-        /// The walk, as the engine reads it.
-        scan: Event,
+        /// The walk.
+        scan: FdScan,
         /// Holders not known before, each after its ancestors.
         unknown: Vec<Event>,
     },
@@ -48,7 +48,7 @@ pub enum Scanned {
 }
 
 /// Decides when to walk.
-pub struct Scanner {
+pub(super) struct Scanner {
     results: mpsc::UnboundedSender<(u64, Scanned)>,
     /// Walks over descriptors that are still to come.
     due: BTreeSet<Instant>,
@@ -58,18 +58,18 @@ pub struct Scanner {
 
 impl Scanner {
     /// Nothing due yet but the search for libraries, a while after the first one.
-    pub fn new() -> (Self, mpsc::UnboundedReceiver<(u64, Scanned)>) {
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<(u64, Scanned)>) {
         let (results, scanned) = mpsc::unbounded_channel();
         (Self { results, due: BTreeSet::new(), suspected: None, libraries: Instant::now() + LIBRARIES }, scanned)
     }
 
     /// A process that mattered ended.
-    pub fn ended(&mut self, now: Instant) {
+    pub(super) fn ended(&mut self, now: Instant) {
         self.due.extend(AFTER_EXIT.map(|after| now + after));
     }
 
     /// A process that is not there is billed for memory.
-    pub fn suspect(&mut self, now: Instant) {
+    pub(super) fn suspect(&mut self, now: Instant) {
         if self.suspected.is_none_or(|last| now.duration_since(last) >= SUSPECT_AGAIN) {
             self.suspected = Some(now);
             self.due.insert(now);
@@ -77,7 +77,7 @@ impl Scanner {
     }
 
     /// Walks over descriptors if that is due; `known` processes get no snapshot again.
-    pub fn scan_holders(&mut self, now: Instant, root: &ProcRoot, device_folder: &Path, known: BTreeSet<u32>) {
+    pub(super) fn scan_holders(&mut self, now: Instant, root: &ProcRoot, device_folder: &Path, known: BTreeSet<u32>) {
         let later = self.due.split_off(&now);
         let due = std::mem::replace(&mut self.due, later);
         // At this very moment counts as due too.
@@ -92,7 +92,7 @@ impl Scanner {
     }
 
     /// Searches the host for driver libraries if that is due.
-    pub fn search_libraries(&mut self, now: Instant, config: &DiscoverConfig) {
+    pub(super) fn search_libraries(&mut self, now: Instant, config: &DiscoverConfig) {
         if now >= self.libraries {
             self.libraries = now + LIBRARIES;
             let (config, results) = (config.clone(), self.results.clone());
@@ -103,24 +103,24 @@ impl Scanner {
     }
 }
 
-fn holders(root: &ProcRoot, folder: &PathBuf, known: &BTreeSet<u32>) -> Scanned {
+fn holders(root: &ProcRoot, folder: &Path, known: &BTreeSet<u32>) -> Scanned {
     let scan = DeviceFiles::read(folder).scan(root).unwrap_or_default();
     let mut unknown = scan.clone();
     unknown.holders.retain(|holder| !known.contains(&holder.identity.tgid));
     let unknown = proc::snapshot(root, &unknown, &BTreeSet::new());
-    Scanned::Holders { scan: scan.into_event(), unknown }
+    Scanned::Holders { scan, unknown }
 }
 
 /// The walk at the start: the descriptors, and snapshots of all holders and of `users` of a driver
 /// library, each after its ancestors.
-pub fn first(root: &ProcRoot, folder: &Path, users: &BTreeSet<u32>) -> (Event, Vec<Event>) {
+pub(super) fn first(root: &ProcRoot, folder: &Path, users: &BTreeSet<u32>) -> (Event, Vec<Event>) {
     let scan = DeviceFiles::read(folder).scan(root).unwrap_or_default();
     let known = proc::snapshot(root, &scan, users);
     (scan.into_event(), known)
 }
 
 /// The process of a snapshot, if it has device files open: its ancestors are only there for lineage.
-pub fn device_user(snapshot: &Event) -> Option<(Identity, Text)> {
+pub(super) fn device_user(snapshot: &Event) -> Option<(Identity, Text)> {
     match snapshot {
         Event::ProcSnapshot { life, gpu_fds, .. } if !gpu_fds.is_empty() => {
             Some((life.task.identity, life.task.comm.clone()))

@@ -2,8 +2,9 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    os::fd::{AsRawFd, RawFd},
-    time::Instant,
+    io,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
 };
 
 use tokio::io::{Interest, unix::AsyncFd};
@@ -20,21 +21,23 @@ use super::{
 use crate::{
     gpu::Attribution,
     probe::{
-        Kernel, KernelConfig, KernelError,
+        AttachMethod, Kernel, KernelConfig, KernelError,
         discover::{self, DiscoverConfig, Discovery},
         stream::{KernelEvent, Stream},
     },
-    record::{Event, Identity, Record, Text},
+    record::{Event, Identity, Record},
 };
 
 /// Seconds after which the kernel's state of an ended process is dropped: its last events have been
 /// read by then.
 const KEEP_ENDED_NS: u64 = 2_000_000_000;
 
+/// What taking off one perf probe costs: the kernel waits for every CPU to have left it.
+const DETACH_ONE: Duration = Duration::from_millis(115);
+
 /// The kernel side, attached.
-pub struct Tracing {
-    // First: the wait on the rings must end before the rings are closed.
-    wakeups: AsyncFd<Ring>,
+pub(super) struct Tracing {
+    wakeups: AsyncFd<OwnedFd>,
     libraries: Libraries,
     stream: Stream,
     kernel: Kernel,
@@ -46,15 +49,6 @@ pub struct Tracing {
     processes_lost: u64,
 }
 
-/// A ring's descriptor, to wait on; the ring itself is the stream's.
-struct Ring(RawFd);
-
-impl AsRawFd for Ring {
-    fn as_raw_fd(&self) -> RawFd {
-        self.0
-    }
-}
-
 impl Devices for Attribution {
     fn index(&self, process: &ProcessKey, ordinal: i32) -> Option<u32> {
         self.device(translate::identity(process.tgid, process.start_ns), u32::try_from(ordinal).ok()?)
@@ -63,10 +57,14 @@ impl Devices for Attribution {
 
 impl Tracing {
     /// Loads the programs and listens to process lives. Libraries are adopted by the caller.
-    pub fn start(config: &KernelConfig, discover: DiscoverConfig) -> Result<Self, KernelError> {
+    pub(super) fn start(config: &KernelConfig, discover: DiscoverConfig) -> Result<Self, KernelError> {
         let mut kernel = Kernel::load(config)?;
         let stream = Stream::new(kernel.take_rings()?);
-        let wakeups = AsyncFd::with_interest(Ring(stream.calls().as_raw_fd()), Interest::READABLE)
+        // A descriptor of its own: the ring's is closed with the stream, whenever that is.
+        let wakeups = rustix::io::fcntl_dupfd_cloexec(stream.calls_fd(), 3)
+            .map_err(io::Error::from)
+            // SAFETY: an owned descriptor stays open, and the same, as long as it is registered.
+            .and_then(|fd| unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(io::Error::from))
             .map_err(|source| KernelError::Wait { source })?;
         Ok(Self {
             wakeups,
@@ -82,43 +80,55 @@ impl Tracing {
     }
 
     /// Searches the whole host for driver libraries.
-    pub fn search(&self) -> Discovery {
+    pub(super) fn search(&self) -> Discovery {
         discover::discover(self.libraries.config())
     }
 
     /// Searches the processes that are loading libraries.
-    pub fn search_loading(&mut self, now: Instant) -> Discovery {
+    pub(super) fn search_loading(&mut self, now: Instant) -> Discovery {
         self.libraries.search_loading(now)
     }
 
     /// Where libraries are searched.
-    pub fn discover_config(&self) -> &DiscoverConfig {
+    pub(super) fn discover_config(&self) -> &DiscoverConfig {
         self.libraries.config()
     }
 
     /// Libraries that carry probes.
-    pub fn libraries(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn libraries(&self) -> impl Iterator<Item = &str> {
         self.libraries.attached()
     }
 
+    /// Entry points that carry probes.
+    pub(super) fn probes(&self) -> usize {
+        self.libraries.probes()
+    }
+
+    /// How long taking the probes off will take, where the kernel takes them off one by one.
+    pub(super) fn slow_detach(&self) -> Option<Duration> {
+        let one_by_one = self.kernel.attach_method() == AttachMethod::Perf;
+        let wait = DETACH_ONE * u32::try_from(2 * self.probes()).unwrap_or(u32::MAX);
+        (one_by_one && wait >= Duration::from_secs(1)).then_some(wait)
+    }
+
     /// Puts probes on new libraries.
-    pub fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Option<Problem>) {
+    pub(super) fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Option<Problem>) {
         let before = self.libraries.attached().count();
         let events = self.libraries.adopt(&mut self.kernel, discovery);
         if before == 0 && self.libraries.attached().count() > 0 {
             let since = self.kernel.set_traced_since(boot_ns());
-            return (events, since.err().map(problem));
+            return (events, since.err().as_ref().map(problem));
         }
         (events, None)
     }
 
     /// A process replaced its image.
-    pub fn executed(&mut self, pid: u32, now: Instant) {
+    pub(super) fn executed(&mut self, pid: u32, now: Instant) {
         self.libraries.executed(pid, now);
     }
 
     /// Reads the stream into records; also up to when it is complete.
-    pub fn read(&mut self, now_ns: u64, live: &mut Live) -> (Vec<Record>, u64) {
+    pub(super) fn read(&mut self, now_ns: u64, live: &mut Live) -> (Vec<Record>, u64) {
         let mut records = Vec::new();
         for event in self.stream.read(now_ns) {
             match event {
@@ -134,7 +144,7 @@ impl Tracing {
         let identity = live.identity(event.tgid, event.process_start_ns);
         let comm = translate::comm(&event.comm);
         if let Some(start) = live.processes.meet(identity, &comm) {
-            records.push(Record { ts_ns: event.ts_ns, occurred_ns: None, event: start });
+            records.push(at(event.ts_ns, start));
         }
         if !live.attribution.knows_environment(identity) {
             live.learn_environment(identity);
@@ -145,14 +155,14 @@ impl Tracing {
             live.attribution.learn_uuid(identity, ordinal, translate::uuid(event));
         }
         let device = ordinal.and_then(|ordinal| live.attribution.device(identity, ordinal));
-        records.extend(translate::call(event, identity, device).map(|event| Record {
-            ts_ns: event.0,
-            occurred_ns: None,
-            event: event.1,
-        }));
+        records.extend(translate::call(event, identity, device).map(|said| at(event.ts_ns, said)));
     }
 
     fn life(&mut self, event: &ProcessEvent, live: &mut Live, records: &mut Vec<Record>) {
+        let mut event = *event;
+        if event.process_start_ns == 0 && !complete_untyped(&mut event, live) {
+            return;
+        }
         let identity = live.identity(event.tgid, event.process_start_ns);
         let now = Instant::now();
         match EventKind::from_raw(event.kind) {
@@ -162,8 +172,12 @@ impl Tracing {
             }
             Some(EventKind::Exit) => {
                 let key = ProcessKey { tgid: event.tgid, pad: 0, start_ns: event.process_start_ns };
-                self.ended.insert(key, event.ts_ns);
+                // Of two last threads that exit at once each may have said this.
+                if self.ended.insert(key, event.ts_ns).is_some() {
+                    return;
+                }
                 self.libraries.ended(event.tgid);
+                live.processes.forget_number(event.tgid);
                 if live.processes.exited(identity) {
                     live.scanner.ended(now);
                 }
@@ -171,18 +185,14 @@ impl Tracing {
             _ => {}
         }
         let parent = (event.parent_tgid != 0).then(|| live.identity(event.parent_tgid, event.parent_start_ns));
-        records.extend(translate::life(event, identity, parent).map(|said| Record {
-            ts_ns: event.ts_ns,
-            occurred_ns: None,
-            event: said,
-        }));
+        records.extend(translate::life(&event, identity, parent).map(|said| at(event.ts_ns, said)));
     }
 
     /// Looks for lost events, and drops the kernel's state of processes that ended.
-    pub fn check(&mut self, attribution: &Attribution) -> (Vec<Event>, Option<Problem>) {
+    pub(super) fn check(&mut self, attribution: &Attribution) -> (Vec<Event>, Option<Problem>) {
         match self.try_check(attribution) {
             Ok(events) => (events, None),
-            Err(error) => (Vec::new(), Some(problem(error))),
+            Err(error) => (Vec::new(), Some(problem(&error))),
         }
     }
 
@@ -223,19 +233,18 @@ impl Tracing {
             self.books.push(ProcessBooks::new(key, process, true, &accounts, attribution));
             self.repair.forget(key);
         }
-        books::trim(&mut self.books);
-        let remains = repair::with_remains(&processes, &gone);
-        self.kernel.forget(&dead, remains)
+        super::books::trim(&mut self.books);
+        self.kernel.forget(&dead, repair::remains(&processes, &gone))
     }
 
     /// Books repaired after losses, as records, once the stream has caught up.
-    pub fn repaired(&mut self, settled_ns: u64, attribution: &Attribution) -> Vec<Record> {
-        let resyncs = self.repair.finished(settled_ns, attribution);
-        resyncs.into_iter().map(|event| Record { ts_ns: settled_ns.min(boot_ns()), occurred_ns: None, event }).collect()
+    pub(super) fn repaired(&mut self, settled_ns: u64, attribution: &Attribution) -> Vec<Record> {
+        let ts_ns = settled_ns.min(boot_ns());
+        self.repair.finished(settled_ns, attribution).into_iter().map(|event| at(ts_ns, event)).collect()
     }
 
     /// Takes the probes off; what the kernel side has on every process, and what it counted.
-    pub fn stop(&mut self, attribution: &Attribution) -> Option<KernelBooks> {
+    pub(super) fn stop(&mut self, attribution: &Attribution) -> Option<KernelBooks> {
         std::mem::take(&mut self.libraries).detach(&mut self.kernel).ok()?;
         let processes = self.kernel.processes().ok()?;
         let accounts = self.kernel.accounts().ok()?.into_iter().collect();
@@ -249,7 +258,7 @@ impl Tracing {
 }
 
 /// Waits until the ring of calls is filling up; for ever where there is none.
-pub async fn woken(tracing: Option<&mut Tracing>) {
+pub(super) async fn woken(tracing: Option<&mut Tracing>) {
     match tracing {
         Some(tracing) => {
             if let Ok(mut ready) = tracing.wakeups.readable().await {
@@ -260,15 +269,39 @@ pub async fn woken(tracing: Option<&mut Tracing>) {
     }
 }
 
-fn problem(error: KernelError) -> Problem {
+fn at(ts_ns: u64, event: Event) -> Record {
+    Record { ts_ns, occurred_ns: None, event }
+}
+
+fn problem(error: &KernelError) -> Problem {
     Problem { part: "eBPF maps", reason: error.to_string() }
+}
+
+/// On a kernel without type information a fork may be a thread's and a main thread's exit not its
+/// process's: /proc tells, and the event is corrected. `false` when it says nothing about a process.
+fn complete_untyped(event: &mut ProcessEvent, live: &mut Live) -> bool {
+    match EventKind::from_raw(event.kind) {
+        Some(EventKind::Fork) => {
+            live.processes.forget_number(event.tgid);
+            live.root.process(event.tgid).and_then(|child| child.tgid()).is_ok_and(|tgid| tgid == event.tgid)
+        }
+        Some(EventKind::Exit) => {
+            let threads =
+                live.root.process(event.tgid).and_then(|process| process.stat()).map_or(0, |stat| stat.threads);
+            if threads > 1 {
+                event.kind = EventKind::ThreadExit as u32;
+            }
+            true
+        }
+        _ => true,
+    }
 }
 
 impl Live {
     /// A process by number and start; where the kernel does not tell the start, /proc does.
-    fn identity(&self, tgid: u32, start_ns: u64) -> Identity {
+    fn identity(&mut self, tgid: u32, start_ns: u64) -> Identity {
         if start_ns == 0 {
-            return self.processes.identity(tgid).unwrap_or(Identity { tgid, start_ns: 0 });
+            return self.processes.numbered(tgid).unwrap_or(Identity { tgid, start_ns: 0 });
         }
         translate::identity(tgid, start_ns)
     }

@@ -211,7 +211,7 @@ impl Discovery {
                 match self.refused.iter_mut().find(same) {
                     Some(refused) => refused.pids.extend(pid),
                     None => {
-                        self.refused.push(Refused { path: path.to_owned(), pids: pid.into_iter().collect(), reason })
+                        self.refused.push(Refused { path: path.to_owned(), pids: pid.into_iter().collect(), reason });
                     }
                 }
             }

@@ -1,6 +1,7 @@
 //! The kernel side, loaded: its programs, its maps, its counters.
 
 use std::{
+    collections::HashSet,
     io,
     path::{Path, PathBuf},
 };
@@ -116,6 +117,12 @@ pub enum KernelError {
         /// Why not tracepoints.
         tracepoints: String,
     },
+    /// The rings cannot be waited on.
+    #[error("cannot wait for kernel events: {source}")]
+    Wait {
+        /// Why.
+        source: io::Error,
+    },
     /// A map could not be read.
     #[error("cannot read the map {map}: {source}")]
     Read {
@@ -133,6 +140,15 @@ pub enum ProcessEvents {
     Typed,
     /// From tracepoints and /proc, for the given reason.
     Untyped(String),
+}
+
+/// Whether ended processes left allocations in the live table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remains {
+    /// They did.
+    Some,
+    /// They freed everything.
+    None,
 }
 
 /// Probes on one library; give it back to [`Kernel::detach`].
@@ -154,12 +170,17 @@ impl Kernel {
         let offsets: Vec<(&str, u32)> = offsets.iter().collect();
         // Woken early enough that three quarters of the ring are still free.
         let wakeup_bytes = config.calls_ring_bytes / 4;
+        // The upper half is for those who call seldom, each of whom may take a sixteenth of it.
+        let contested_bytes = config.calls_ring_bytes / 2;
+        let window_events = (contested_bytes / 16 / size_of::<tracer_ebpf::CallEvent>() as u32).max(1);
         let mut loader = EbpfLoader::new();
         for (setting, offset) in &offsets {
             loader.override_global(setting, offset, true);
         }
         loader
             .override_global("WAKEUP_BYTES", &wakeup_bytes, true)
+            .override_global("CONTESTED_BYTES", &contested_bytes, true)
+            .override_global("WINDOW_EVENTS", &window_events, true)
             .map_max_entries("CALLS", config.calls_ring_bytes)
             .map_max_entries("LIVES", config.lives_ring_bytes)
             .map_max_entries("LIVE", config.live_entries)
@@ -274,12 +295,12 @@ impl Kernel {
     }
 
     /// Drops all state of processes that are gone. They can make no more calls, so nothing races.
-    pub fn forget(&mut self, gone: &std::collections::HashSet<ProcessKey>) -> Result<(), KernelError> {
-        if gone.is_empty() {
-            return Ok(());
-        }
+    /// The live table is walked only if they left something in it: it may be large.
+    pub fn forget(&mut self, gone: &HashSet<ProcessKey>, remains: Remains) -> Result<(), KernelError> {
         let key = |tgid, start_ns| ProcessKey { tgid, pad: 0, start_ns };
-        self.remove_where::<LiveKey, LiveAllocation>("LIVE", |k| gone.contains(&key(k.tgid, k.start_ns)))?;
+        if remains == Remains::Some {
+            self.remove_where::<LiveKey, LiveAllocation>("LIVE", |k| gone.contains(&key(k.tgid, k.start_ns)))?;
+        }
         self.remove_where::<AccountKey, Account>("ACCOUNTS", |k| gone.contains(&key(k.tgid, k.start_ns)))?;
         self.remove_where::<PrimaryKey, u64>("PRIMARIES", |k| gone.contains(&key(k.tgid, k.start_ns)))?;
         self.remove_where::<ProcessKey, Process>("PROCESSES", |k| gone.contains(k))

@@ -1,6 +1,9 @@
 //! The two rings, read as one stream in the order things happened.
 
-use std::mem::size_of;
+use std::{
+    mem::size_of,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
 
 use aya::maps::{MapData, RingBuf};
 use tracer_ebpf::{CallEvent, EventKind, ProcessEvent};
@@ -44,13 +47,9 @@ impl Stream {
     }
 
     /// The ring of calls, to wait on.
-    pub fn calls(&self) -> &RingBuf<MapData> {
-        &self.calls
-    }
-
-    /// The ring of lives, to wait on.
-    pub fn lives(&self) -> &RingBuf<MapData> {
-        &self.lives
+    pub fn calls_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the ring, which is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.calls.as_raw_fd()) }
     }
 
     /// Records that were not of a known kind and length. There should be none, ever.

@@ -103,8 +103,8 @@ fn bit_offset(types: &Btf, fields: &Struct, name: &str) -> Option<u32> {
     })
 }
 
-/// Offset of a field in a tracepoint's `format` file: lines such as
-/// `field:pid_t child_pid;	offset:44;	size:4;	signed:1;`.
+/// Offset of a field in a tracepoint's `format` file, whose lines are such as
+/// `field:pid_t child_pid; offset:44; size:4; signed:1;`, with tabs between.
 fn field_offset(description: &str, field: &str) -> Option<u32> {
     description.lines().find_map(|line| {
         let mut parts = line.trim().split(';').map(str::trim);

@@ -46,10 +46,9 @@ pub(super) enum Uprobes {
     Perf,
 }
 
-/// Probes on one library. Dropping a multi link detaches; perf links must be given back to
-/// [`Uprobes::detach`].
+/// Probes on one library, to be given back to [`Uprobes::detach`].
 pub(super) enum Links {
-    Multi([OwnedFd; 2]),
+    Multi { enter: OwnedFd, leave: OwnedFd },
     Perf { enter: Vec<UProbeLinkId>, leave: Vec<UProbeLinkId> },
 }
 
@@ -86,7 +85,7 @@ impl Uprobes {
                 let failed = |source| KernelError::Attach { path: path.to_owned(), source };
                 let leave = multi_link(leave, path, points, RETURN).map_err(failed)?;
                 let enter = multi_link(enter, path, points, 0).map_err(failed)?;
-                Ok(Links::Multi([leave, enter]))
+                Ok(Links::Multi { enter, leave })
             }
             Self::Perf => {
                 let leave = attach_perf(ebpf, LEAVE, path, points)?;
@@ -96,10 +95,15 @@ impl Uprobes {
         }
     }
 
-    /// Takes the probes of one library off.
+    /// Takes the probes of one library off, the entries first: releases are told when they are
+    /// entered and allocations when they return, and telling only the former would look like frees
+    /// of memory nobody had.
     pub(super) fn detach(ebpf: &mut Ebpf, links: Links) -> Result<(), KernelError> {
         match links {
-            Links::Multi(links) => drop(links),
+            Links::Multi { enter, leave } => {
+                drop(enter);
+                drop(leave);
+            }
             Links::Perf { enter, leave } => {
                 for (name, ids) in [(ENTER, enter), (LEAVE, leave)] {
                     let program = program(ebpf, name)?;

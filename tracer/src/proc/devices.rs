@@ -7,6 +7,7 @@ use super::process::{ProcError, ProcRoot, Process};
 use crate::record::{Event, Holder, Text};
 use crate::untrusted::printable;
 use rustix::fs::{AtFlags, Dir, FileType, OFlags};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 const NAME_PREFIX: &[u8] = b"nvidia";
 /// Different device files listed of one process.
 const MAX_FILES: usize = 256;
+/// The system's first process.
+const INIT: u32 = 1;
 /// Longest target of a descriptor's link.
 const LINK: usize = 4096;
 
@@ -37,8 +40,11 @@ enum FileKey {
 /// Result of a walk over all descriptors.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FdScan {
-    /// Whether every process could be looked at.
+    /// Whether every process that may hold a dead client's file could be looked at. The system's
+    /// first process is not one: it descends from no client.
     pub complete: bool,
+    /// Processes whose descriptors could not be read.
+    pub unreadable: Vec<u32>,
     /// Processes with device files open, in ascending order.
     pub holders: Vec<Holder>,
 }
@@ -80,6 +86,16 @@ impl DeviceFiles {
         Self { folder: folder.to_owned(), known }
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
     /// Names of the device files `process` has open, in order.
     pub fn open_in(&self, process: &Process) -> Result<Vec<Text>, ProcError> {
         let failed = |errno| ProcError::new(process.pid(), "fd", errno);
@@ -89,7 +105,7 @@ impl DeviceFiles {
         for entry in Dir::read_from(&directory).map_err(failed)? {
             let entry = match entry {
                 Ok(entry) => entry,
-                Err(rustix::io::Errno::NOENT | rustix::io::Errno::SRCH) => break,
+                Err(Errno::NOENT | Errno::SRCH) => break,
                 Err(errno) => return Err(failed(errno)),
             };
             let name = entry.file_name();
@@ -97,8 +113,12 @@ impl DeviceFiles {
                 continue;
             }
             buffer.clear();
-            // A descriptor that was closed in the meantime is no holder.
-            let Ok(link) = rustix::fs::readlinkat(&directory, name, std::mem::take(&mut buffer)) else { continue };
+            let link = match rustix::fs::readlinkat(&directory, name, std::mem::take(&mut buffer)) {
+                Ok(link) => link,
+                // A descriptor that was closed in the meantime is no holder.
+                Err(Errno::NOENT) => continue,
+                Err(errno) => return Err(failed(errno)),
+            };
             let target = link.to_bytes();
             if target.len() <= LINK && files.len() < MAX_FILES {
                 let key = || {
@@ -136,14 +156,15 @@ impl DeviceFiles {
 
     /// Looks at every descriptor of every process.
     pub fn scan(&self, root: &ProcRoot) -> Result<FdScan, ProcError> {
-        let mut scan = FdScan { complete: !root.hides_processes(), holders: Vec::new() };
+        let mut scan = FdScan::default();
         for pid in root.pids()? {
             match self.holder(root, pid) {
                 Ok(holder) => scan.holders.extend(holder),
                 Err(error) if error.is_gone() => {}
-                Err(_) => scan.complete = false,
+                Err(_) => scan.unreadable.push(pid),
             }
         }
+        scan.complete = !root.hides_processes() && scan.unreadable.iter().all(|pid| *pid == INIT);
         Ok(scan)
     }
 

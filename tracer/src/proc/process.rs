@@ -80,6 +80,16 @@ impl ProcError {
         }
     }
 
+    /// The process it is about; none when all of them could not be listed.
+    pub fn pid(&self) -> Option<u32> {
+        match self {
+            Self::Gone { pid } | Self::Denied { pid, .. } | Self::Read { pid, .. } | Self::Malformed { pid, .. } => {
+                Some(*pid)
+            }
+            Self::List { .. } => None,
+        }
+    }
+
     /// Whether the process simply ended.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. })
@@ -161,6 +171,8 @@ pub struct Stat {
     pub state: char,
     /// Parent process.
     pub ppid: u32,
+    /// Threads that have not ended, the main thread counted as long as any lives.
+    pub threads: u32,
 }
 
 /// The variables of a process that decide which devices it sees, in which order.
@@ -206,6 +218,12 @@ impl Process {
     pub fn cgroup(&self) -> Result<Text, ProcError> {
         let bytes = self.read("cgroup", SMALL_FILE)?;
         Ok(printable(main_cgroup(&bytes), CGROUP))
+    }
+
+    /// The process this number belongs to: another one for a thread that is not the main one.
+    pub fn tgid(&self) -> Result<u32, ProcError> {
+        let bytes = self.read("status", SMALL_FILE)?;
+        thread_group(&bytes).ok_or(ProcError::Malformed { pid: self.pid, what: "status" })
     }
 
     /// Process id in its own pid namespace, where that is not the reader's.
@@ -274,10 +292,11 @@ fn parse_stat(pid: u32, tick_ns: u64, bytes: &[u8]) -> Option<Stat> {
     let mut fields = rest.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
     let ppid = fields.next()?.parse().ok()?;
-    // Fields 3 and 4 are taken; the start time is field 22.
-    let ticks: u64 = fields.nth(17)?.parse().ok()?;
+    // Fields 3 and 4 are taken; the number of threads is field 20, the start time field 22.
+    let threads = fields.nth(15)?.parse().ok()?;
+    let ticks: u64 = fields.nth(1)?.parse().ok()?;
     let identity = Identity { tgid: pid, start_ns: ticks.checked_mul(tick_ns)? };
-    Some(Stat { identity, comm: printable(comm, 64), state, ppid })
+    Some(Stat { identity, comm: printable(comm, 64), state, ppid, threads })
 }
 
 /// Version 1 names one group for each controller; `memory` and `pids` follow containers, then the
@@ -305,6 +324,12 @@ fn main_cgroup(bytes: &[u8]) -> &[u8] {
     best
 }
 
+/// Number in the `Tgid:` line.
+fn thread_group(bytes: &[u8]) -> Option<u32> {
+    let line = bytes.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Tgid:"))?;
+    std::str::from_utf8(line).ok()?.trim().parse().ok()
+}
+
 /// Last number of the `NSpid:` line, if there is more than one.
 fn innermost_pid(bytes: &[u8]) -> Option<u32> {
     let line = bytes.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
@@ -319,11 +344,17 @@ mod tests {
     const TICK: u64 = 10_000_000;
 
     #[test]
+    fn a_thread_is_told_from_a_process() {
+        assert_eq!(super::thread_group(b"Name:\tx\nTgid:\t77\nPid:\t78\n"), Some(77));
+        assert_eq!(super::thread_group(b"Name:\tTgid:\t5\n"), None);
+    }
+
+    #[test]
     fn a_name_may_look_like_fields() {
         let line = b"77 (a) Z 1 (b) S 42 77 77 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 987654 1 2\n";
         let stat = parse_stat(77, TICK, line).unwrap();
         assert_eq!(stat.comm, "a) Z 1 (b");
-        assert_eq!((stat.state, stat.ppid), ('S', 42));
+        assert_eq!((stat.state, stat.ppid, stat.threads), ('S', 42, 1));
         assert_eq!(stat.identity.start_ns, 9_876_540_000_000);
     }
 

@@ -1,0 +1,55 @@
+//! The detectors, one file each. A new one is a file and a line in [`all`].
+//!
+//! A detector reads the ledger and keeps, in the book of findings, exactly those claims that hold
+//! at the moment. It never does more work for one record than that record gives cause for.
+
+mod app_leak;
+mod coverage_gap;
+mod inherited_fd_holder;
+mod insufficient_data;
+mod monitor_degraded;
+mod orphan_process;
+mod process_churn;
+mod release;
+mod residual_after_exit;
+mod slow_teardown;
+
+use crate::engine::{Book, EngineConfig, Moment};
+use crate::finding::Severity;
+use std::fmt::Debug;
+
+/// One kind of verdict.
+pub trait Detector: Debug + Send {
+    /// Looks at the state after a record and brings its findings up to date.
+    fn observe(&mut self, moment: &Moment<'_>, book: &mut Book);
+}
+
+/// Every detector. Those that explain memory away come before those that blame.
+pub fn all() -> Vec<Box<dyn Detector>> {
+    vec![
+        Box::<monitor_degraded::MonitorDegraded>::default(),
+        Box::<coverage_gap::CoverageGap>::default(),
+        Box::<insufficient_data::InsufficientData>::default(),
+        Box::<orphan_process::OrphanProcess>::default(),
+        Box::<inherited_fd_holder::InheritedFdHolder>::default(),
+        Box::<residual_after_exit::ResidualAfterExit>::default(),
+        Box::<slow_teardown::SlowTeardown>::default(),
+        Box::<process_churn::ProcessChurn>::default(),
+        Box::<app_leak::AppLeak>::default(),
+    ]
+}
+
+/// How much held memory matters by its size.
+fn by_size(bytes: u64, config: &EngineConfig) -> Severity {
+    if bytes >= config.critical_bytes { Severity::Critical } else { Severity::Warning }
+}
+
+/// `GPU 0` or `GPU 0 instance 2`.
+fn device_name(device: u32, gi: Option<u32>) -> String {
+    gi.map_or_else(|| format!("GPU {device}"), |gi| format!("GPU {device} instance {gi}"))
+}
+
+/// `pid 7 (python)`.
+fn process_name(tgid: u32, comm: &str) -> String {
+    if comm.is_empty() { format!("pid {tgid}") } else { format!("pid {tgid} ({})", crate::units::shown(comm, 32)) }
+}

@@ -1,0 +1,187 @@
+//! From records to findings. Pure: no clock, no I/O, no thread; time is the records'.
+//!
+//! Live and replay run the same code, so they cannot differ, and the same records give the same
+//! bytes of output.
+
+mod book;
+mod config;
+mod quality;
+
+pub use book::{Book, Claim};
+pub use config::{DeviceInfo, EngineConfig};
+
+use crate::detect::{self, Detector};
+use crate::finding::{Change, Report, SCHEMA};
+use crate::ledger::{Ledger, Process};
+use crate::record::{Event, Identity, Record};
+use crate::units::SECOND;
+
+/// Detectors look at the whole at most this often; what a record itself brings about they see at once.
+const PULSE_NS: u64 = SECOND;
+
+/// What a detector sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment<'a> {
+    /// The record that was just taken in.
+    pub event: &'a Event,
+    /// The state after it.
+    pub ledger: &'a Ledger,
+    /// The thresholds.
+    pub config: &'a EngineConfig,
+    /// Whether it is time to look at everything.
+    pub pulse: bool,
+}
+
+impl Moment<'_> {
+    /// The time of the record.
+    pub fn now(&self) -> u64 {
+        self.ledger.now
+    }
+}
+
+/// What a live host may look up for the engine, whenever it is convenient.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Questions {
+    /// Walk `/proc/*/fd` and tell who has device files open ([`Event::FdScan`]).
+    pub walk_open_files: bool,
+    /// Dead processes that were not seen to leave the process table ([`Event::Reap`]).
+    pub gone: Vec<Identity>,
+    /// Live processes whose state, parent and control group matter ([`Event::ProcState`]).
+    pub states: Vec<Identity>,
+}
+
+/// Turns records into findings.
+#[derive(Debug)]
+pub struct Engine {
+    config: EngineConfig,
+    ledger: Ledger,
+    detectors: Vec<Box<dyn Detector>>,
+    book: Book,
+    next_pulse_ns: u64,
+    records: u64,
+    unknown_kinds: u64,
+    out_of_order: u64,
+}
+
+impl Engine {
+    /// An engine that knows nothing yet.
+    pub fn new(config: EngineConfig) -> Self {
+        Self {
+            ledger: Ledger::new(&config),
+            detectors: detect::all(),
+            book: Book::new(config.remembered_findings),
+            next_pulse_ns: 0,
+            records: 0,
+            unknown_kinds: 0,
+            out_of_order: 0,
+            config,
+        }
+    }
+
+    /// The facts.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Takes a record in and says which findings changed, in order.
+    pub fn push(&mut self, record: &Record) -> Vec<Change> {
+        self.records += 1;
+        if record.ts_ns < self.ledger.now {
+            self.out_of_order += 1;
+        }
+        if record.event == Event::Unknown {
+            self.unknown_kinds += 1;
+        }
+        self.ledger.apply(record);
+        let pulse = self.ledger.now >= self.next_pulse_ns || is_state(&record.event);
+        if pulse || !self.ledger.effects().is_empty() {
+            self.look(&record.event, pulse);
+        }
+        self.book.take_changes()
+    }
+
+    /// Says what is still pending at the end of the records.
+    pub fn finish(&mut self) -> Vec<Change> {
+        self.look(&Event::Tick, true);
+        self.book.take_changes()
+    }
+
+    fn look(&mut self, event: &Event, pulse: bool) {
+        if pulse {
+            self.ledger.tidy();
+        }
+        let moment = Moment { event, ledger: &self.ledger, config: &self.config, pulse };
+        self.book.now(self.ledger.now);
+        for detector in &mut self.detectors {
+            detector.observe(&moment, &mut self.book);
+        }
+        if pulse {
+            self.next_pulse_ns = self.ledger.now.saturating_add(PULSE_NS);
+            self.ledger.pulse_done();
+        }
+    }
+
+    /// The findings and facts so far.
+    pub fn report(&self) -> Report {
+        let (data_quality, data_quality_reasons) =
+            quality::judge(&self.ledger, &self.book, self.config.context_ceiling_bytes);
+        let mut warnings = Vec::new();
+        if self.unknown_kinds > 0 {
+            warnings.push(format!("{} records of an unknown kind were ignored", self.unknown_kinds));
+        }
+        if self.out_of_order > 0 {
+            warnings.push(format!("{} records were older than the one before them", self.out_of_order));
+        }
+        if self.ledger.losses.dropped > 0 {
+            warnings.push(format!("{} facts were dropped because a limit was reached", self.ledger.losses.dropped));
+        }
+        Report {
+            schema: SCHEMA,
+            data_quality,
+            data_quality_reasons,
+            findings: self.book.findings(),
+            end_state: self.ledger.end_state(),
+            warnings,
+        }
+    }
+
+    /// What would help to judge what is pending. A live host answers with records.
+    pub fn questions(&self) -> Questions {
+        let ledger = &self.ledger;
+        let mut questions = Questions::default();
+        for teardown in ledger.teardowns.values().filter(|teardown| teardown.returned_ns.is_none()) {
+            let due = teardown.exit_ns.saturating_add(self.config.exit_grace_ns);
+            let walked = ledger.scan.as_ref().is_some_and(|scan| scan.ns >= due);
+            questions.walk_open_files |= ledger.now >= due && !walked && teardown.billed_ns.is_some_and(|ns| ns >= due);
+            if ledger.process(&teardown.id).is_some_and(|process| process.gone_ns.is_none()) {
+                questions.gone.push(teardown.id);
+            }
+        }
+        let orphaned = |user: &&Process| {
+            ledger.ancestors(user.id).any(|ancestor| !ancestor.is_alive()) || ledger.owner_end(user).is_some()
+        };
+        questions.states.extend(ledger.gpu_users().filter(orphaned).map(|user| user.id));
+        questions.gone.dedup();
+        questions
+    }
+
+    /// Records taken in so far.
+    pub fn records(&self) -> u64 {
+        self.records
+    }
+}
+
+/// Records that are rare and change what may be concluded are looked at as they come.
+fn is_state(event: &Event) -> bool {
+    matches!(
+        event,
+        Event::NvmlSample { .. }
+            | Event::FdScan { .. }
+            | Event::ContainerEvent { .. }
+            | Event::PodEvent { .. }
+            | Event::JobEvent { .. }
+            | Event::LibraryMap { .. }
+            | Event::ProbeStatus { .. }
+            | Event::TracerStart { .. }
+    )
+}

@@ -1,0 +1,409 @@
+//! One process's GPU memory, booked call by call with the driver's semantics.
+
+mod contexts;
+mod entry_points;
+mod mappings;
+mod restate;
+
+pub(super) use contexts::ContextEnd;
+pub(super) use entry_points::{family_of, layer_of};
+
+use super::trend::{Class, ClassKey, Cycles};
+use crate::record::{OpaqueId, Text};
+use std::collections::{BTreeMap, HashMap};
+use tracer_ebpf::Family;
+
+/// A handle in its number space: device pointers, host pointers and VMM handles are numbered apart.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) space: Space,
+    pub(super) handle: OpaqueId,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Space {
+    Device,
+    Vmm,
+    Host,
+}
+
+impl Space {
+    pub(super) fn of(family: Family) -> Self {
+        match family {
+            Family::Device | Family::Managed | Family::Pool => Self::Device,
+            Family::Vmm => Self::Vmm,
+            Family::Host => Self::Host,
+        }
+    }
+}
+
+/// The layer of the library a call was seen in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layer {
+    Driver,
+    Runtime,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Allocation {
+    pub(super) size: u64,
+    pub(super) ns: u64,
+    pub(super) device: Option<u32>,
+    pub(super) family: Family,
+    pub(super) layer: Layer,
+    /// Serial number of its context; 0 where no context owns it or it is not known.
+    pub(super) context: u32,
+    /// Index of its class.
+    class: u32,
+    /// Handle references and mappings that keep a VMM block.
+    refs: u32,
+    maps: u32,
+}
+
+/// A context of one process.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// Handle; `None` where it was not told.
+    pub handle: Option<OpaqueId>,
+    /// NVML index of its device.
+    pub device: Option<u32>,
+    /// Whether it is the device's primary context, which is counted.
+    pub primary: bool,
+    /// References on a primary one.
+    pub refs: u32,
+    /// When it came into being.
+    pub ns: u64,
+    /// How long that took.
+    pub dur_ns: u64,
+    serial: u32,
+}
+
+/// Sums of one kind of memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Balance {
+    /// Allocated and not given back.
+    pub bytes: u64,
+    /// Number of those allocations.
+    pub count: u64,
+    /// Most bytes so far.
+    pub peak: u64,
+}
+
+impl Balance {
+    fn add(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.count = self.count.saturating_add(1);
+        self.peak = self.peak.max(self.bytes);
+    }
+
+    fn sub(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.count = self.count.saturating_sub(1);
+    }
+}
+
+/// One device's share of a process's books.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceBooks {
+    /// All device memory but managed.
+    pub owned: Balance,
+    /// Managed memory, which NVML does not bill.
+    pub managed: Balance,
+    /// Work cycles in the sum of both.
+    pub cycles: Cycles,
+}
+
+impl DeviceBooks {
+    /// All bytes.
+    pub fn bytes(&self) -> u64 {
+        self.owned.bytes.saturating_add(self.managed.bytes)
+    }
+}
+
+/// A call that was refused, as it is remembered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Entry point.
+    pub api: Text,
+    /// Driver error.
+    pub result: i32,
+    /// When.
+    pub ns: u64,
+    /// How often.
+    pub count: u64,
+    /// Whether it is about pinned host memory.
+    pub host: bool,
+}
+
+/// An imported block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Import {
+    /// What the exporter called it.
+    pub ipc: OpaqueId,
+    /// Bytes.
+    pub size: u64,
+    /// NVML index.
+    pub device: Option<u32>,
+    /// When it was opened first.
+    pub ns: u64,
+    /// How often it is open.
+    pub refs: u32,
+}
+
+/// Contexts kept for one process: only hostile callers reach it.
+const CONTEXTS: usize = 4096;
+/// Imports kept for one process.
+const IMPORTS: usize = 65_536;
+/// Kinds of refusals kept for one process.
+const REFUSALS: usize = 16;
+/// Classes kept for one process; further ones share one entry that proves nothing.
+const CLASSES: usize = 512;
+
+/// One process's GPU memory.
+#[derive(Clone, Debug, Default)]
+pub struct Books {
+    /// First driver call or NVML row.
+    pub first_ns: u64,
+    /// Contexts alive.
+    pub contexts: Vec<Context>,
+    /// Contexts created ever, and the time that took.
+    pub contexts_created: u64,
+    /// Time spent creating them.
+    pub context_ns: u64,
+    /// By device; `None` where the device could not be told.
+    pub devices: BTreeMap<Option<u32>, DeviceBooks>,
+    /// Device memory on all devices.
+    pub bytes: u64,
+    /// Most of it at once.
+    pub peak: u64,
+    /// Pinned host memory.
+    pub host: Balance,
+    /// Requests that were refused.
+    pub failed_allocs: u64,
+    /// Releases that were refused.
+    pub refused_frees: Vec<Refusal>,
+    /// Releases of handles that are not in the books.
+    pub unknown_frees: u64,
+    /// Handles that were handed out while the books still held them: proof of lost releases.
+    pub reused: u64,
+    /// The first of them, and when.
+    pub first_reused: Option<(OpaqueId, u64)>,
+    /// Events lost that may have been this process's.
+    pub lost: u64,
+    /// When the first of them were lost, until the books were replaced by exact ones.
+    pub unreliable_since_ns: Option<u64>,
+    /// Whether the books were replaced by exact ones.
+    pub resynced: bool,
+    /// Successful releases of device memory.
+    pub frees: u64,
+    /// Imports by pointer.
+    pub imports: BTreeMap<OpaqueId, Import>,
+    classes: Vec<(Option<ClassKey>, Class)>,
+    class_index: HashMap<ClassKey, u32>,
+    spent: Vec<u32>,
+    live: HashMap<Key, Allocation>,
+    maps: BTreeMap<OpaqueId, Mapping>,
+    /// Bytes of a resync that no listed allocation explains.
+    unlisted: BTreeMap<Option<u32>, u64>,
+    serial: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Mapping {
+    handle: OpaqueId,
+    size: u64,
+}
+
+/// What became of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Freed {
+    Known,
+    Unknown,
+}
+
+/// A new allocation, as it is booked.
+pub(super) struct New<'a> {
+    pub(super) ns: u64,
+    pub(super) begin_ns: Option<u64>,
+    pub(super) tid: u32,
+    pub(super) family: Family,
+    pub(super) layer: Layer,
+    pub(super) handle: &'a OpaqueId,
+    pub(super) size: u64,
+    pub(super) device: Option<u32>,
+    pub(super) ctx: Option<&'a OpaqueId>,
+    pub(super) stack: Option<&'a OpaqueId>,
+}
+
+impl Books {
+    pub(super) fn new(ns: u64) -> Self {
+        // Class 0 is the one that further classes share.
+        Self { first_ns: ns, classes: vec![(None, Class::default())], ..Self::default() }
+    }
+
+    /// Classes of allocations that grew, in a stable order.
+    pub fn growing_classes(&self, at_least: u64) -> Vec<(&ClassKey, &Class)> {
+        let mut found: Vec<_> = self
+            .classes
+            .iter()
+            .filter_map(|(key, class)| key.as_ref().map(|key| (key, class)))
+            .filter(|(_, class)| class.live >= at_least)
+            .collect();
+        found.sort_by(|a, b| a.0.cmp(b.0));
+        found
+    }
+
+    /// Live allocations.
+    pub fn live_count(&self) -> usize {
+        self.live.len()
+    }
+
+    pub(super) fn holds(&self, space: Space, handle: &OpaqueId) -> bool {
+        self.live.contains_key(&Key { space, handle: handle.clone() })
+    }
+
+    pub(super) fn allocated(&mut self, new: &New<'_>) {
+        let key = Key { space: Space::of(new.family), handle: new.handle.clone() };
+        if let Some(old) = self.live.get_mut(&key) {
+            // The runtime's call and the driver's call inside it report one block.
+            let nested =
+                old.layer != new.layer && old.size == new.size && new.begin_ns.is_none_or(|begin| old.ns >= begin);
+            if nested {
+                return;
+            }
+            if new.family == Family::Vmm && old.size == new.size {
+                // A retained handle: another reference on the same block.
+                old.refs = old.refs.saturating_add(1);
+                return;
+            }
+            self.reused = self.reused.saturating_add(1);
+            self.first_reused.get_or_insert_with(|| (new.handle.clone(), new.ns));
+            self.remove(&key, new.ns);
+        }
+        self.insert(key, new);
+    }
+
+    fn insert(&mut self, key: Key, new: &New<'_>) {
+        let host = new.family == Family::Host;
+        let context = match new.family {
+            Family::Pool | Family::Vmm => 0,
+            _ => self.context_of(new.ctx, new.device),
+        };
+        let class = self.class_of(new.size, new.stack, new.device, host);
+        if host {
+            self.host.add(new.size);
+        } else {
+            self.add_device(new.device, new.family, new.size, new.ns);
+        }
+        let frees = self.frees;
+        let bytes = if host { self.host.bytes } else { self.bytes };
+        if let Some((_, class)) = self.classes.get_mut(class as usize) {
+            class.allocated(new.ns, new.tid, frees, bytes);
+        }
+        self.live.insert(
+            key,
+            Allocation {
+                size: new.size,
+                ns: new.ns,
+                device: new.device,
+                family: new.family,
+                layer: new.layer,
+                context,
+                class,
+                refs: 1,
+                maps: 0,
+            },
+        );
+    }
+
+    pub(super) fn freed(&mut self, space: Space, handle: &OpaqueId, ns: u64) -> Freed {
+        let key = Key { space, handle: handle.clone() };
+        let Some(allocation) = self.live.get_mut(&key) else {
+            return Freed::Unknown;
+        };
+        self.frees = self.frees.saturating_add(1);
+        if space == Space::Vmm {
+            allocation.refs = allocation.refs.saturating_sub(1);
+            if allocation.refs > 0 || allocation.maps > 0 {
+                return Freed::Known;
+            }
+        }
+        self.remove(&key, ns);
+        Freed::Known
+    }
+
+    fn remove(&mut self, key: &Key, ns: u64) {
+        if let Some(gone) = self.live.remove(key) {
+            self.settle(&gone, ns);
+        }
+    }
+
+    fn settle(&mut self, gone: &Allocation, ns: u64) {
+        if let Some((_, class)) = self.classes.get_mut(gone.class as usize) {
+            class.freed();
+            if class.is_spent() && gone.class != 0 {
+                self.spent.push(gone.class);
+                if self.spent.len() > 2 * CLASSES {
+                    self.spent.sort_unstable();
+                    self.spent.dedup();
+                }
+            }
+        }
+        if gone.family == Family::Host {
+            self.host.sub(gone.size);
+            return;
+        }
+        self.bytes = self.bytes.saturating_sub(gone.size);
+        let device = self.devices.entry(gone.device).or_default();
+        if gone.family == Family::Managed { &mut device.managed } else { &mut device.owned }.sub(gone.size);
+        device.cycles.moved(ns, device.owned.bytes.saturating_add(device.managed.bytes));
+    }
+
+    fn add_device(&mut self, device: Option<u32>, family: Family, size: u64, ns: u64) {
+        self.bytes = self.bytes.saturating_add(size);
+        self.peak = self.peak.max(self.bytes);
+        let device = self.devices.entry(device).or_default();
+        if family == Family::Managed { &mut device.managed } else { &mut device.owned }.add(size);
+        device.cycles.moved(ns, device.owned.bytes.saturating_add(device.managed.bytes));
+    }
+
+    fn class_of(&mut self, size: u64, stack: Option<&OpaqueId>, device: Option<u32>, host: bool) -> u32 {
+        let key = ClassKey { size, stack: stack.cloned(), device: if host { None } else { device }, host };
+        if let Some(&index) = self.class_index.get(&key) {
+            return index;
+        }
+        let index = if self.classes.len() < CLASSES {
+            self.classes.push((None, Class::default()));
+            self.classes.len() - 1
+        } else {
+            loop {
+                let Some(index) = self.spent.pop() else {
+                    return 0;
+                };
+                let index = index as usize;
+                let Some((old, class)) = self.classes.get_mut(index).filter(|(_, class)| class.is_spent()) else {
+                    continue;
+                };
+                *class = Class::default();
+                if let Some(old) = old.take() {
+                    self.class_index.remove(&old);
+                    break index;
+                }
+            }
+        };
+        if let Some((slot, _)) = self.classes.get_mut(index) {
+            *slot = Some(key.clone());
+        }
+        self.class_index.insert(key, index as u32);
+        index as u32
+    }
+
+    pub(super) fn refused(&mut self, api: &Text, result: i32, ns: u64, host: bool) {
+        if let Some(known) = self.refused_frees.iter_mut().find(|known| known.api == *api && known.result == result) {
+            known.count = known.count.saturating_add(1);
+            known.ns = ns;
+        } else if self.refused_frees.len() < REFUSALS {
+            self.refused_frees.push(Refusal { api: api.clone(), result, ns, count: 1, host });
+        }
+    }
+}

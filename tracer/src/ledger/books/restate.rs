@@ -1,0 +1,94 @@
+//! Books that are replaced as a whole: by an exec, by death, by exact ones after a loss.
+
+use super::entry_points::family_of;
+use super::{Books, Cycles, Key, Layer, New, Space};
+use crate::record::{DeviceBalance, LiveEntry};
+use std::collections::{BTreeMap, HashMap};
+
+impl Books {
+    /// The same image no longer runs: the driver gave everything back.
+    pub(in crate::ledger) fn replaced(&mut self, ns: u64) {
+        let peak = self.peak;
+        let failed = self.failed_allocs;
+        *self = Self { peak, failed_allocs: failed, ..Self::new(ns) };
+    }
+
+    /// The process is dead: its sums stay, its lists go.
+    pub(in crate::ledger) fn close(&mut self) {
+        self.live = HashMap::new();
+        self.maps = BTreeMap::new();
+        self.imports = BTreeMap::new();
+        self.classes = Vec::new();
+        self.class_index = HashMap::new();
+        self.spent = Vec::new();
+        self.unlisted = BTreeMap::new();
+        for books in self.devices.values_mut() {
+            books.cycles = Cycles::default();
+        }
+    }
+
+    /// Replaces the books by exact ones.
+    pub(in crate::ledger) fn resync(&mut self, live: &[LiveEntry], balances: &[DeviceBalance], ns: u64) {
+        let fresh = Self {
+            first_ns: self.first_ns,
+            contexts: std::mem::take(&mut self.contexts),
+            contexts_created: self.contexts_created,
+            context_ns: self.context_ns,
+            peak: self.peak,
+            failed_allocs: self.failed_allocs,
+            refused_frees: std::mem::take(&mut self.refused_frees),
+            unknown_frees: self.unknown_frees,
+            reused: self.reused,
+            first_reused: self.first_reused.take(),
+            lost: self.lost,
+            resynced: true,
+            frees: self.frees,
+            imports: std::mem::take(&mut self.imports),
+            serial: self.serial,
+            ..Self::new(self.first_ns)
+        };
+        *self = fresh;
+        let mut entries: Vec<_> = live.iter().collect();
+        entries.sort_by(|a, b| (a.ts_ns, &a.handle).cmp(&(b.ts_ns, &b.handle)));
+        for entry in entries {
+            let family = family_of(&entry.api);
+            let new = New {
+                ns: entry.ts_ns.min(ns),
+                begin_ns: None,
+                tid: 0,
+                family,
+                layer: Layer::Driver,
+                handle: &entry.handle,
+                size: entry.size,
+                device: entry.device,
+                ctx: None,
+                stack: None,
+            };
+            let key = Key { space: Space::of(family), handle: entry.handle.clone() };
+            if !self.live.contains_key(&key) {
+                self.insert(key, &new);
+            }
+        }
+        for balance in balances {
+            if balance.host {
+                self.host.bytes = balance.bytes;
+                self.host.count = balance.count;
+                self.host.peak = self.host.peak.max(balance.bytes);
+            } else {
+                let device = self.devices.entry(balance.device).or_default();
+                let listed = device.owned.bytes.saturating_add(device.managed.bytes);
+                let extra = balance.bytes.saturating_sub(listed);
+                device.owned.bytes = device.owned.bytes.saturating_add(extra);
+                device.owned.peak = device.owned.peak.max(device.owned.bytes);
+                self.unlisted.insert(balance.device, extra);
+                self.bytes = self.bytes.saturating_add(extra);
+                self.peak = self.peak.max(self.bytes);
+            }
+        }
+    }
+
+    /// A release of a handle that is not listed may be one of the bytes a resync could not list.
+    pub(in crate::ledger) fn has_unlisted(&self) -> bool {
+        self.unlisted.values().any(|&bytes| bytes > 0)
+    }
+}

@@ -1,0 +1,4 @@
+//! Findings and reports as people and programs read them.
+
+pub mod json;
+pub mod text;

@@ -1,0 +1,140 @@
+//! Findings and reports as plain text: the answer first, then what proves it.
+
+use crate::finding::{Change, Finding, Report};
+use crate::live::{KernelBooks, Problem};
+use crate::units::{at, duration, shown, size};
+use std::fmt::Write;
+
+/// Characters shown of one line of a finding.
+const LINE: usize = 400;
+/// Evidence lines shown of one finding.
+const EVIDENCE: usize = 40;
+/// Processes listed in a report's table.
+const ROWS: usize = 20;
+
+/// Tracing began.
+pub fn started(libraries: &[String]) -> String {
+    match libraries {
+        [] => "Tracing; no driver library is in use yet. Ctrl-C ends it.\n".to_owned(),
+        _ => {
+            let mut out = "Tracing every process that uses\n".to_owned();
+            for library in libraries {
+                let _ = writeln!(out, "  {}", shown(library, LINE));
+            }
+            out.push_str("Ctrl-C ends it.\n");
+            out
+        }
+    }
+}
+
+/// A part of the host cannot be seen.
+pub fn problem(problem: &Problem) -> String {
+    format!("missing  {}: {}\n", problem.part, shown(&problem.reason, 2 * LINE))
+}
+
+/// The end of a live run.
+pub fn summary(report: &Report, kernel: Option<&KernelBooks>) -> String {
+    let mut out = format!("\n{}", self::report(report));
+    if let Some(kernel) = kernel {
+        let count = |name| kernel.counters.get(name).copied().unwrap_or_default();
+        let _ = writeln!(
+            out,
+            "\n{} driver calls seen, {} events lost, {} processes called the driver.",
+            count("returns"),
+            count("calls_lost"),
+            kernel.processes.len()
+        );
+    }
+    out
+}
+
+/// A change as a block of text.
+pub fn change(change: &Change) -> String {
+    match change {
+        Change::Opened(finding) => finding_block(finding),
+        Change::Updated(finding) => format!("update   {}  {}\n", finding.category, shown(&finding.summary, LINE)),
+        Change::Closed(finding) => closed_line(finding),
+    }
+}
+
+fn closed_line(finding: &Finding) -> String {
+    let lasted = finding.closed_ns.map_or(0, |ns| ns.saturating_sub(finding.opened_ns));
+    format!(
+        "closed   {}  after {}: {} ({})\n",
+        finding.category,
+        duration(lasted),
+        shown(finding.close_reason.as_deref().unwrap_or("its condition ended"), LINE),
+        shown(&finding.id, 128)
+    )
+}
+
+fn finding_block(finding: &Finding) -> String {
+    let mut out = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        out,
+        "{:<8} {}  {}\n         confidence {}, raised {}",
+        finding.severity.to_string(),
+        finding.category,
+        shown(&finding.summary, LINE),
+        finding.confidence,
+        at(finding.opened_ns)
+    );
+    for line in finding.evidence.iter().take(EVIDENCE) {
+        let _ = writeln!(out, "           - {}", shown(line, LINE));
+    }
+    if finding.evidence.len() > EVIDENCE {
+        let _ = writeln!(out, "           - and {} more", finding.evidence.len() - EVIDENCE);
+    }
+    if !finding.advice.is_empty() {
+        let _ = writeln!(out, "         do: {}", shown(&finding.advice, 2 * LINE));
+    }
+    if let Some(closed) = finding.closed_ns {
+        let reason = finding.close_reason.as_deref().unwrap_or("its condition ended");
+        let _ = writeln!(out, "         closed {}: {}", at(closed), shown(reason, LINE));
+    }
+    out
+}
+
+/// A whole report.
+pub fn report(report: &Report) -> String {
+    let mut out = String::new();
+    let open = report.findings.iter().filter(|finding| finding.closed_ns.is_none()).count();
+    let _ = match (report.findings.len(), open) {
+        (0, _) => writeln!(out, "Nothing to report."),
+        (all, open) => writeln!(out, "{all} finding{}, {open} still open.", if all == 1 { "" } else { "s" }),
+    };
+    let _ = writeln!(out, "Data quality: {}.", report.data_quality);
+    for reason in &report.data_quality_reasons {
+        let _ = writeln!(out, "  - {}", shown(reason, LINE));
+    }
+    let mut findings: Vec<&Finding> = report.findings.iter().collect();
+    findings.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.opened_ns));
+    for finding in findings {
+        out.push('\n');
+        out.push_str(&finding_block(finding));
+    }
+    holders(report, &mut out);
+    for warning in &report.warnings {
+        let _ = writeln!(out, "note: {}", shown(warning, LINE));
+    }
+    out
+}
+
+fn holders(report: &Report, out: &mut String) {
+    let end = &report.end_state;
+    let mut rows: Vec<(u64, u32)> = end.outstanding_bytes_by_tgid.iter().map(|(&tgid, &bytes)| (bytes, tgid)).collect();
+    rows.sort_unstable_by(|a, b| b.cmp(a));
+    if rows.is_empty() {
+        return;
+    }
+    let _ =
+        writeln!(out, "\nStill allocated by live processes:\n  {:>10} {:>12} {:>12}", "pid", "GPU memory", "at most");
+    for &(bytes, tgid) in rows.iter().take(ROWS) {
+        let peak = end.peak_bytes_by_tgid.get(&tgid).copied().unwrap_or(bytes);
+        let _ = writeln!(out, "  {tgid:>10} {:>12} {:>12}", size(bytes), size(peak));
+    }
+    if rows.len() > ROWS {
+        let _ = writeln!(out, "  and {} more", rows.len() - ROWS);
+    }
+}
