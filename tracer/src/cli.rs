@@ -2,6 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, time::Duration};
 
+use bytesize::ByteSize;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::{gpu, probe::AttachMethod};
@@ -152,7 +153,7 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 
 /// The kernel takes ring buffers of a power of two of at least a page.
 fn ring_size(text: &str) -> Result<u32, String> {
-    let size = parse_size::parse_size(text).map_err(|error| error.to_string())?;
+    let size = text.parse::<ByteSize>()?.as_u64();
     let page = rustix::param::page_size() as u64;
     match u32::try_from(size) {
         Ok(bytes) if bytes.is_power_of_two() && size >= page && size <= 1 << 30 => Ok(bytes),

@@ -53,5 +53,5 @@ pub enum Fault {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    parse_size::parse_size(text).map_err(|error| error.to_string())
+    text.parse::<bytesize::ByteSize>().map(|size| size.as_u64())
 }

@@ -73,7 +73,7 @@ struct Init {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    parse_size::parse_size(text).map_err(|error| error.to_string())
+    text.parse::<bytesize::ByteSize>().map(|size| size.as_u64())
 }
 
 fn main() -> anyhow::Result<()> {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 /// Reads a size in bytes; binary (`MiB`) and decimal (`MB`) units.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
-    parse_size::parse_size(text)
+    text.parse::<bytesize::ByteSize>()
+        .map(|size| size.as_u64())
         .map_err(|error| format!("{text:?} is not a size ({error}); write for example 64MiB, 4KiB or 4096"))
 }
 
