@@ -95,6 +95,9 @@ pub struct RunArgs {
     /// End after this time (such as 90s or 1h) instead of at Ctrl-C.
     #[arg(long, value_parser = humantime::parse_duration, value_name = "TIME")]
     pub duration: Option<Duration>,
+    /// Also write the findings document (vramtrace-findings/1) to this file at the end.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "documented by its type")]
     pub judging: Judging,

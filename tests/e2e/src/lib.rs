@@ -12,19 +12,23 @@ mod tracer;
 pub use program::{Program, calls, workload};
 pub use tracer::{Run, Tracer};
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use simgpu::{Config, Host};
 use tempfile::TempDir;
 
 /// Longest that anything here takes; whoever waits longer waits in vain.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A simulated host in a folder of its own.
+/// A simulated host in a folder of its own. There is one at a time on a machine: a tracer sees the
+/// whole real host, the processes of other tests included.
 pub struct Machine {
     host: Host,
     _folder: TempDir,
+    _turn: OwnedFd,
 }
 
 impl Machine {
@@ -32,9 +36,10 @@ impl Machine {
     /// the configuration says otherwise.
     pub fn new(config: Config) -> Self {
         assert!(rustix::process::geteuid().is_root(), "the end-to-end tests load eBPF programs: run them as root");
+        let turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let host = Host::create(folder.path(), config, &built()).unwrap();
-        Self { host, _folder: folder }
+        Self { host, _folder: folder, _turn: turn }
     }
 
     /// A host with so many devices.
@@ -51,6 +56,14 @@ impl Machine {
     pub fn libcuda(&self) -> PathBuf {
         self.host.lib_dir().join("libcuda.so.1")
     }
+}
+
+/// Waits until no other test has a machine.
+fn turn() -> OwnedFd {
+    let path = std::env::temp_dir().join("vramtrace-e2e.lock");
+    let file = open(path, OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::from_raw_mode(0o600)).unwrap();
+    flock(&file, FlockOperation::LockExclusive).unwrap();
+    file
 }
 
 /// Folder of the workspace's built programs and libraries.

@@ -1,6 +1,7 @@
 //! `vramtrace run`: the live host through the engine, until told to stop.
 
 use std::{
+    fs,
     future::pending,
     io::{self, Write as _},
     path::Path,
@@ -89,6 +90,10 @@ async fn trace(args: &RunArgs) -> anyhow::Result<Report> {
     output.changes(&engine.finish())?;
     let report = engine.report();
     output.summary(&report, books.as_ref())?;
+    if let Some(path) = &args.report {
+        let document = sink::json::report(&report)? + "\n";
+        fs::write(path, document).with_context(|| format!("cannot write the report to {}", path.display()))?;
+    }
     Ok(report)
 }
 

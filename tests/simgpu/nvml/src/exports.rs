@@ -262,6 +262,10 @@ exports! {
     nvmlDeviceGetTemperature(handle: Raw, _sensor: c_uint, out: *mut c_uint) put(out, with_device(handle, |_, _| Ok(35)));
     nvmlDeviceGetPowerUsage(handle: Raw, out: *mut c_uint) put(out, with_device(handle, |_, _| Ok(70_000)));
     nvmlDeviceGetEnforcedPowerLimit(handle: Raw, out: *mut c_uint) put(out, with_device(handle, |_, _| Ok(700_000)));
+    nvmlDeviceGetProcessUtilization(_handle: Raw, _out: *mut c_void, _count: *mut c_uint, _since: u64) NOT_SUPPORTED;
+    nvmlDeviceGetEncoderUtilization(_handle: Raw, _out: *mut c_uint, _period: *mut c_uint) NOT_SUPPORTED;
+    nvmlDeviceGetDecoderUtilization(_handle: Raw, _out: *mut c_uint, _period: *mut c_uint) NOT_SUPPORTED;
+    nvmlDeviceGetConfComputeMemSizeInfo(_handle: Raw, _out: *mut c_void) NOT_SUPPORTED;
     nvmlDeviceGetFanSpeed(_handle: Raw, _out: *mut c_uint) NOT_SUPPORTED;
     nvmlDeviceGetPersistenceMode(handle: Raw, out: *mut c_uint) put(out, with_device(handle, |_, _| Ok(1)));
     nvmlDeviceGetComputeMode(handle: Raw, out: *mut c_uint) put(out, with_device(handle, |_, _| Ok(0)));
