@@ -307,11 +307,13 @@ impl Live {
         let mut records = std::mem::take(&mut self.waiting);
         let Some(mut tracing) = self.tracing.take() else { return (in_order(records), None) };
         // Nothing more comes once the probes are off, so nothing needs to settle.
-        let books = tracing.stop(&self.attribution);
+        records.extend(tracing.detach(&self.attribution));
         let (rest, _) = tracing.read(u64::MAX, &mut self);
         records.extend(rest);
+        let mut records = in_order(records);
+        // Last, whatever its time: it replaces what the events before it made of the books.
         records.extend(tracing.repaired(u64::MAX, &self.attribution));
-        (in_order(records), books)
+        (records, tracing.books(&self.attribution))
     }
 
     fn learn_environment(&mut self, identity: Identity) {

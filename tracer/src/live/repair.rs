@@ -32,6 +32,9 @@ pub(super) struct Repair {
 /// Tables of processes with losses, read while the stream ran on.
 #[derive(Debug)]
 struct Reading {
+    /// Events made before are in the tables already: following them again could only undo what
+    /// later, lost ones did.
+    from_ns: u64,
     /// The stream must have been followed up to here before the tables can be told.
     until_ns: u64,
     books: BTreeMap<(u32, u64), Books>,
@@ -84,16 +87,31 @@ impl Repair {
         }
         if !damaged.is_empty() {
             let total = processes.iter().map(|(_, process)| process.live_entries).sum::<u64>();
+            let from_ns = now_ns();
             let books = read_books(kernel, devices, &damaged, total <= DETAILED_ENTRIES)?;
-            self.reading = Some(Reading { until_ns: now_ns(), books });
+            self.reading = Some(Reading { from_ns, until_ns: now_ns(), books });
         }
+        Ok(events)
+    }
+
+    /// Once the probes are off: reads the tables of every process that ever lost an event. They
+    /// change no more, so whatever is still in the stream is in them.
+    pub(super) fn check_last(&mut self, kernel: &Kernel, devices: &impl Devices) -> Result<Vec<Event>, KernelError> {
+        self.reading = None;
+        let events = self.check(kernel, devices, || u64::MAX)?;
+        let lossy = |(_, process): &&(ProcessKey, Process)| process.lost + process.untracked > 0;
+        let processes = kernel.processes()?;
+        let damaged: BTreeMap<_, _> =
+            processes.iter().filter(lossy).map(|(key, process)| ((key.tgid, key.start_ns), *process)).collect();
+        let books = read_books(kernel, devices, &damaged, true)?;
+        self.reading = Some(Reading { from_ns: u64::MAX, until_ns: u64::MAX, books });
         Ok(events)
     }
 
     /// Follows a call the stream delivered since the tables were read.
     pub(super) fn follow(&mut self, event: &CallEvent) {
-        let Some(books) =
-            self.reading.as_mut().and_then(|reading| reading.books.get_mut(&(event.tgid, event.process_start_ns)))
+        let reading = self.reading.as_mut().filter(|reading| event.ts_ns >= reading.from_ns);
+        let Some(books) = reading.and_then(|reading| reading.books.get_mut(&(event.tgid, event.process_start_ns)))
         else {
             return;
         };

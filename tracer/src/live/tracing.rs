@@ -249,9 +249,16 @@ impl Tracing {
         self.repair.finished(settled_ns, attribution).into_iter().map(|event| at(ts_ns, event)).collect()
     }
 
-    /// Takes the probes off; what the kernel side has on every process, and what it counted.
-    pub(super) fn stop(&mut self, attribution: &Attribution) -> Option<KernelBooks> {
-        std::mem::take(&mut self.libraries).detach(&mut self.kernel).ok()?;
+    /// Takes the probes off, and reads for the last time what was lost.
+    pub(super) fn detach(&mut self, attribution: &Attribution) -> Vec<Record> {
+        let losses = std::mem::take(&mut self.libraries)
+            .detach(&mut self.kernel)
+            .and_then(|()| self.repair.check_last(&self.kernel, attribution));
+        losses.unwrap_or_default().into_iter().map(|event| at(boot_ns(), event)).collect()
+    }
+
+    /// What the kernel side has on every process, and what it counted.
+    pub(super) fn books(&mut self, attribution: &Attribution) -> Option<KernelBooks> {
         let processes = self.kernel.processes().ok()?;
         let accounts = self.kernel.accounts().ok()?.into_iter().collect();
         let mut books = std::mem::take(&mut self.books);
