@@ -77,6 +77,9 @@ pub struct DriverArgs {
     /// Driver library to trace as well as those found on the host and in running processes.
     #[arg(long = "libcuda", value_name = "PATH")]
     pub libcuda: Vec<PathBuf>,
+    /// Trace the libraries given with --libcuda and no others.
+    #[arg(long, requires = "libcuda")]
+    pub named_only: bool,
     /// NVML library to use instead of the loader's `libnvidia-ml.so.1`; the first that loads.
     #[arg(long = "nvml-library", value_name = "PATH")]
     pub nvml: Vec<OsString>,

@@ -12,7 +12,7 @@ use crate::{
     cli::{Cli, Command, DriverArgs, Judging},
     finding::{Report, Severity},
     gpu::{self, MonitorConfig},
-    probe::discover::DiscoverConfig,
+    probe::discover::{DiscoverConfig, Scope},
 };
 
 /// Findings of severity warning or worse, where the command was asked to judge.
@@ -33,7 +33,8 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 fn discover_config(driver: &DriverArgs) -> DiscoverConfig {
-    DiscoverConfig { explicit: driver.libcuda.clone(), ..DiscoverConfig::default() }
+    let scope = if driver.named_only { Scope::Named } else { Scope::Host };
+    DiscoverConfig { explicit: driver.libcuda.clone(), scope, ..DiscoverConfig::default() }
 }
 
 fn monitor_config(driver: &DriverArgs) -> MonitorConfig {

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on has failed")]
 #![expect(clippy::missing_panics_doc, reason = "a test that cannot go on has failed")]
 
+mod lines;
 mod program;
 mod tracer;
 
@@ -21,7 +22,7 @@ use simgpu::{Config, Host};
 use tempfile::TempDir;
 
 /// Longest that anything here takes; whoever waits longer waits in vain.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A simulated host in a folder of its own. There is one at a time on a machine: a tracer sees the
 /// whole real host, the processes of other tests included.

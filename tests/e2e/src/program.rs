@@ -1,19 +1,18 @@
 //! Programs that run on a simulated host.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::lines::Lines;
 use crate::{Machine, built};
 
 /// A running program whose output is a JSON object a line.
 pub struct Program {
     child: Child,
-    output: BufReader<ChildStdout>,
-    seen: Vec<Value>,
+    output: Lines,
 }
 
 /// A workload on this host.
@@ -25,11 +24,16 @@ pub fn workload(machine: &Machine, arguments: &[&str]) -> Program {
 
 impl Program {
     /// Starts a program on this host.
-    pub fn start(machine: &Machine, mut command: Command) -> Self {
-        command.envs(machine.host().env()).stdin(Stdio::null()).stdout(Stdio::piped());
+    pub fn start(machine: &Machine, command: Command) -> Self {
+        Self::start_with(command, &machine.host().env())
+    }
+
+    /// Starts a program with this in its environment.
+    pub fn start_with(mut command: Command, environment: &[(String, String)]) -> Self {
+        command.envs(environment.iter().cloned()).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, output, seen: Vec::new() }
+        let output = Lines::new(child.stdout.take().unwrap());
+        Self { child, output }
     }
 
     /// Its process.
@@ -40,23 +44,12 @@ impl Program {
     /// The next line of its output with this event.
     pub fn wait_for(&mut self, event: &str) -> Value {
         loop {
-            let line =
-                self.line().unwrap_or_else(|| panic!("the program ended without {event}; it said {:?}", self.seen));
+            let line = self.output.next(event);
+            let line = line.unwrap_or_else(|| panic!("it ended without {event}; it said {:#?}", self.output.seen()));
             if line["event"] == event {
                 return line;
             }
         }
-    }
-
-    fn line(&mut self) -> Option<Value> {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        if line.is_empty() {
-            return None;
-        }
-        let value: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?} is no JSON: {error}"));
-        self.seen.push(value.clone());
-        Some(value)
     }
 
     /// Sends it a signal.
@@ -67,9 +60,9 @@ impl Program {
 
     /// Waits for its end; everything it said.
     pub fn finish(mut self) -> Vec<Value> {
-        while self.line().is_some() {}
+        while self.output.next("its end").is_some() {}
         self.child.wait().unwrap();
-        std::mem::take(&mut self.seen)
+        self.output.seen().to_vec()
     }
 
     /// Ends it with SIGTERM; everything it said.

@@ -1,19 +1,18 @@
 //! The tracer, run as users run it.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::lines::Lines;
 use crate::{Machine, PATIENCE, built};
 
 /// `vramtrace run` on a simulated host.
 pub struct Tracer {
     child: Child,
-    output: BufReader<ChildStdout>,
-    lines: Vec<Value>,
+    output: Lines,
 }
 
 /// What a run said.
@@ -27,17 +26,24 @@ pub struct Run {
 }
 
 impl Tracer {
-    /// Starts tracing and waits until the probes are in place.
+    /// Starts tracing this host's driver library and no other, and waits until the probes are in
+    /// place.
     pub fn start(machine: &Machine, options: &[&str]) -> Self {
+        let library = machine.libcuda().display().to_string();
+        Self::start_with(machine, &[&["--named-only", "--libcuda", &library], options].concat())
+    }
+
+    /// Starts tracing with just these options and this host's NVML.
+    pub fn start_with(machine: &Machine, options: &[&str]) -> Self {
         let mut command = Command::new(built().join("vramtrace"));
-        command.args(["run", "--format", "json", "--libcuda"]).arg(machine.libcuda());
+        command.args(["run", "--format", "json"]);
         command.arg("--nvml-library").arg(machine.host().lib_dir().join("libnvidia-ml.so.1"));
         command.arg("--device-folder").arg(machine.host().device_dir()).args(options);
         // Not LD_LIBRARY_PATH: the tracer itself must not load the libraries it traces.
         command.env(simgpu::DIRECTORY, machine.host().directory());
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut tracer = Self { child, output, lines: Vec::new() };
+        let output = Lines::new(child.stdout.take().unwrap());
+        let mut tracer = Self { child, output };
         tracer.wait_for("started", |_| true);
         tracer
     }
@@ -46,12 +52,12 @@ impl Tracer {
     pub fn wait_for(&mut self, event: &str, wanted: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
         loop {
-            let line =
-                self.line().unwrap_or_else(|| panic!("the tracer ended without {event}; it said {:#?}", self.lines));
+            let line = self.output.next(event);
+            let line = line.unwrap_or_else(|| panic!("it ended without {event}; it said {:#?}", self.output.seen()));
             if line["event"] == event && wanted(&line) {
                 return line;
             }
-            assert!(start.elapsed() < PATIENCE, "waited in vain for {event}; the tracer said {:#?}", self.lines);
+            assert!(start.elapsed() < PATIENCE, "waited in vain for {event}; it said {:#?}", self.output.seen());
         }
     }
 
@@ -65,14 +71,6 @@ impl Tracer {
     pub fn wait_for_close(&mut self, category: &str) -> Value {
         let closed = |line: &Value| line["change"] == "closed" && line["finding"]["category"] == category;
         self.wait_for("finding", closed)["finding"].clone()
-    }
-
-    fn line(&mut self) -> Option<Value> {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        let value: Value = serde_json::from_str(&line).ok()?;
-        self.lines.push(value.clone());
-        Some(value)
     }
 
     /// Its process.
@@ -91,11 +89,11 @@ impl Tracer {
         std::thread::sleep(Duration::from_millis(1500));
         let start = Instant::now();
         kill_process(Pid::from_raw(self.pid().cast_signed()).unwrap(), signal).unwrap();
-        while self.line().is_some() {}
+        while self.output.next("its end").is_some() {}
         let status = self.child.wait().unwrap();
         let stopping = start.elapsed();
         assert!(status.success(), "the tracer ended with {status}");
-        let mut lines = std::mem::take(&mut self.lines);
+        let mut lines = self.output.seen().to_vec();
         let summary = lines.pop().unwrap();
         assert_eq!(summary["event"], "summary");
         Run { lines, summary, stopping }

@@ -18,6 +18,7 @@ use crate::{
     engine::{Engine, EngineConfig},
     finding::{Change, Report},
     gpu::MonitorConfig,
+    ledger::Ledger,
     live::{KernelBooks, Live, LiveConfig, Problem},
     probe::KernelConfig,
     record::Record,
@@ -89,7 +90,7 @@ async fn trace(args: &RunArgs) -> anyhow::Result<Report> {
     output.changes(&take_in(&mut engine, &records))?;
     output.changes(&engine.finish())?;
     let report = engine.report();
-    output.summary(&report, books.as_ref())?;
+    output.summary(&report, engine.ledger(), books.as_ref())?;
     if let Some(path) = &args.report {
         let document = sink::json::report(&report)? + "\n";
         fs::write(path, document).with_context(|| format!("cannot write the report to {}", path.display()))?;
@@ -134,9 +135,9 @@ impl Output {
         if self.0 == Format::Text { self.write(format!("{note}\n")) } else { Ok(()) }
     }
 
-    fn summary(&self, report: &Report, books: Option<&KernelBooks>) -> anyhow::Result<()> {
+    fn summary(&self, report: &Report, ledger: &Ledger, books: Option<&KernelBooks>) -> anyhow::Result<()> {
         self.write(match self.0 {
-            Format::Text => sink::text::summary(report, books),
+            Format::Text => sink::text::summary(report, ledger, books),
             Format::Json => sink::json::summary(report, books)?,
         })
     }

@@ -64,8 +64,10 @@ impl Detector for ResidualAfterExit {
 }
 
 /// What is known of a dead process's end.
+#[derive(Clone, Copy)]
 enum Departure {
     Left(u64),
+    Zombie(u64),
     Unseen,
     StillThere,
 }
@@ -77,7 +79,7 @@ fn departure(process: &Process) -> Departure {
         // A zombie has closed its files: only its entry is left.
         (None, Some((state, ns))) if *ns >= died => {
             if state.starts_with('Z') || state.starts_with('X') {
-                Departure::Left(*ns)
+                Departure::Zombie(*ns)
             } else {
                 Departure::StillThere
             }
@@ -102,16 +104,16 @@ fn judge(pending: &Pending<'_>, moment: &Moment<'_>) -> Option<Claim> {
         return None;
     }
     let mut missing = Vec::new();
-    let left = match departure(process) {
-        Departure::Left(ns) => Some(ns),
+    let departure = departure(process);
+    match departure {
+        Departure::Left(_) | Departure::Zombie(_) => {}
         Departure::StillThere => return None,
         // A search that no longer finds its files says almost as much, after a while.
         Departure::Unseen if !complete || stayed < grace.max(config.unreaped_ns) => return None,
         Departure::Unseen => {
             missing.push("it was not seen to leave the process table".to_owned());
-            None
         }
-    };
+    }
     match pending.search.scan {
         Some((_, true)) => {}
         Some((ns, false)) => missing.push(format!("the walk of the open files {} could not read all of them", at(ns))),
@@ -146,14 +148,14 @@ fn judge(pending: &Pending<'_>, moment: &Moment<'_>) -> Option<Claim> {
         Confidence::Medium => Severity::Warning,
         Confidence::Low => Severity::Info,
     };
-    Some(claim(pending, process, left, grace, stayed, &missing, confidence, severity, moment))
+    Some(claim(pending, process, departure, grace, stayed, &missing, confidence, severity, moment))
 }
 
 #[expect(clippy::too_many_arguments, reason = "they are the parts of one verdict")]
 fn claim(
     pending: &Pending<'_>,
     process: &Process,
-    left: Option<u64>,
+    departure: Departure,
     grace: u64,
     stayed: u64,
     missing: &[String],
@@ -167,8 +169,12 @@ fn claim(
     let name = process_name(teardown.id.tgid, &process.comm);
     let told = process.death.map_or_else(|| "gone".to_owned(), |death| death.told());
     let mut evidence = vec![format!("{name}, started {}: {told} {}", at(teardown.id.start_ns), at(teardown.exit_ns))];
-    if let Some(left) = left {
-        evidence.push(format!("reaped: left the process table {}", at(left)));
+    match departure {
+        Departure::Left(ns) => evidence.push(format!("reaped: left the process table {}", at(ns))),
+        Departure::Zombie(ns) => {
+            evidence.push(format!("a zombie {}: its files are closed, only its parent's wait is missing", at(ns)))
+        }
+        Departure::Unseen | Departure::StillThere => {}
     }
     evidence.push(format!(
         "held {} ({} bytes) when it died; {} ({} bytes) are still there {} after nothing held it any more, {} samples later",

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::probe::{
     Kernel, KernelError,
-    discover::{DiscoverConfig, Discovery, Found, Refused},
+    discover::{DiscoverConfig, Discovery, Found, Origin, Refused, Scope},
     kernel::LibraryProbes,
     library::LibraryIdentity,
 };
@@ -75,18 +75,25 @@ impl Libraries {
     }
 
     /// Puts probes on the libraries that have none yet. What cannot be traced is told, once for
-    /// each process it concerns.
-    pub(super) fn adopt(&mut self, kernel: &mut Kernel, discovery: Discovery) -> Vec<Event> {
+    /// each process it concerns; if the user named it, its reason is returned too.
+    pub(super) fn adopt(&mut self, kernel: &mut Kernel, discovery: Discovery) -> (Vec<Event>, Vec<String>) {
         let mut events = Vec::new();
-        for found in discovery.found {
+        let mut reasons = Vec::new();
+        let in_scope = |found: &Found| self.config.scope == Scope::Host || found.origin == Origin::Configured;
+        let found: Vec<Found> = discovery.found.into_iter().filter(in_scope).collect();
+        for found in found {
             if !self.attached.iter().any(|library| library.identity.is_same_file(&found.library.identity)) {
                 self.attach(kernel, &found, &mut events);
             }
         }
         for refused in discovery.refused {
+            let named = self.config.explicit.contains(&refused.path);
+            if named && self.told.insert((refused.path.display().to_string(), 0)) {
+                reasons.push(refused.reason.to_string());
+            }
             self.tell(&refused, &mut events);
         }
-        events
+        (events, reasons)
     }
 
     fn attach(&mut self, kernel: &mut Kernel, found: &Found, events: &mut Vec<Event>) {

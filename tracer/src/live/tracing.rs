@@ -114,14 +114,15 @@ impl Tracing {
     }
 
     /// Puts probes on new libraries.
-    pub(super) fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Option<Problem>) {
+    pub(super) fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Vec<Problem>) {
         let before = self.libraries.attached().count();
-        let events = self.libraries.adopt(&mut self.kernel, discovery);
+        let (events, reasons) = self.libraries.adopt(&mut self.kernel, discovery);
+        let mut problems: Vec<Problem> =
+            reasons.into_iter().map(|reason| Problem { part: "driver library", reason }).collect();
         if before == 0 && self.libraries.attached().count() > 0 {
-            let since = self.kernel.set_traced_since(boot_ns());
-            return (events, since.err().as_ref().map(problem));
+            problems.extend(self.kernel.set_traced_since(boot_ns()).err().as_ref().map(problem));
         }
-        (events, None)
+        (events, problems)
     }
 
     /// A process replaced its image.

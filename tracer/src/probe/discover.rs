@@ -52,6 +52,8 @@ pub struct DiscoverConfig {
     pub folders: Vec<PathBuf>,
     /// Libraries the user named.
     pub explicit: Vec<PathBuf>,
+    /// Which of those found are to be traced.
+    pub scope: Scope,
 }
 
 impl Default for DiscoverConfig {
@@ -60,8 +62,19 @@ impl Default for DiscoverConfig {
             proc_root: ProcRoot::default(),
             folders: DRIVER_FOLDERS.iter().map(PathBuf::from).collect(),
             explicit: Vec::new(),
+            scope: Scope::Host,
         }
     }
+}
+
+/// Which driver libraries are traced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// All of the host.
+    #[default]
+    Host,
+    /// Those the user named, and no others.
+    Named,
 }
 
 /// How a library came to be known.

@@ -1,8 +1,11 @@
 //! Findings and reports as plain text: the answer first, then what proves it.
 
 use crate::finding::{Change, Finding, Report};
+use crate::ledger::Ledger;
+use crate::ledger::books::DeviceBooks;
 use crate::live::{KernelBooks, Problem};
 use crate::units::{at, duration, shown, size};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// Characters shown of one line of a finding.
@@ -33,8 +36,11 @@ pub fn problem(problem: &Problem) -> String {
 }
 
 /// The end of a live run.
-pub fn summary(report: &Report, kernel: Option<&KernelBooks>) -> String {
-    let mut out = format!("\n{}", self::report(report));
+pub fn summary(report: &Report, ledger: &Ledger, kernel: Option<&KernelBooks>) -> String {
+    let mut out = "\n".to_owned();
+    findings(report, &mut out);
+    table(ledger, &mut out);
+    warnings(report, &mut out);
     if let Some(kernel) = kernel {
         let count = |name| kernel.counters.get(name).copied().unwrap_or_default();
         let _ = writeln!(
@@ -99,6 +105,59 @@ fn finding_block(finding: &Finding) -> String {
 /// A whole report.
 pub fn report(report: &Report) -> String {
     let mut out = String::new();
+    findings(report, &mut out);
+    holders(report, &mut out);
+    warnings(report, &mut out);
+    out
+}
+
+fn warnings(report: &Report, out: &mut String) {
+    for warning in &report.warnings {
+        let _ = writeln!(out, "note: {}", shown(warning, LINE));
+    }
+}
+
+/// One line for each live process and device: what its calls hold, and what NVML bills for it.
+fn table(ledger: &Ledger, out: &mut String) {
+    let mut rows: Vec<(u64, String)> = Vec::new();
+    for process in ledger.gpu_users().filter(|process| process.is_alive()) {
+        let books = process.books.as_ref();
+        let called = books.into_iter().flat_map(|books| books.devices.keys().copied());
+        let billed = process.rows.keys().map(|(device, _)| Some(*device));
+        let devices: BTreeSet<Option<u32>> = called.chain(billed).collect();
+        for device in devices {
+            let held = books.and_then(|books| books.devices.get(&device)).map_or(0, DeviceBooks::bytes);
+            let billed: u64 =
+                process.rows.iter().filter(|((row, _), _)| Some(*row) == device).map(|(_, row)| row.used).sum();
+            let device = device.map_or_else(|| "?".to_owned(), |device| device.to_string());
+            let line = format!(
+                "  {:>10} {:<16} {device:>3} {:>12} {:>12}",
+                process.id.tgid,
+                shown(&process.comm, 16),
+                size(held),
+                size(billed)
+            );
+            rows.push((held.max(billed), line));
+        }
+    }
+    if rows.is_empty() {
+        return;
+    }
+    rows.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+    let _ = writeln!(
+        out,
+        "\nLive processes that use a GPU:\n  {:>10} {:<16} {:>3} {:>12} {:>12}",
+        "pid", "name", "GPU", "by calls", "billed"
+    );
+    for (_, line) in rows.iter().take(ROWS) {
+        let _ = writeln!(out, "{line}");
+    }
+    if rows.len() > ROWS {
+        let _ = writeln!(out, "  and {} more", rows.len() - ROWS);
+    }
+}
+
+fn findings(report: &Report, out: &mut String) {
     let open = report.findings.iter().filter(|finding| finding.closed_ns.is_none()).count();
     let _ = match (report.findings.len(), open) {
         (0, _) => writeln!(out, "Nothing to report."),
@@ -114,11 +173,6 @@ pub fn report(report: &Report) -> String {
         out.push('\n');
         out.push_str(&finding_block(finding));
     }
-    holders(report, &mut out);
-    for warning in &report.warnings {
-        let _ = writeln!(out, "note: {}", shown(warning, LINE));
-    }
-    out
 }
 
 fn holders(report: &Report, out: &mut String) {
