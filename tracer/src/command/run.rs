@@ -107,7 +107,7 @@ struct Output(Format);
 
 impl Output {
     fn started(&self, libraries: &[String]) -> anyhow::Result<()> {
-        self.write(match self.0 {
+        write(&match self.0 {
             Format::Text => sink::text::started(libraries),
             Format::Json => sink::json::started(libraries)?,
         })
@@ -115,7 +115,7 @@ impl Output {
 
     fn changes(&self, changes: &[Change]) -> anyhow::Result<()> {
         for change in changes {
-            self.write(match self.0 {
+            write(&match self.0 {
                 Format::Text => sink::text::change(change),
                 Format::Json => sink::json::change(change)?,
             })?;
@@ -124,7 +124,7 @@ impl Output {
     }
 
     fn problem(&self, problem: &Problem) -> anyhow::Result<()> {
-        self.write(match self.0 {
+        write(&match self.0 {
             Format::Text => sink::text::problem(problem),
             Format::Json => sink::json::problem(problem)?,
         })
@@ -132,20 +132,20 @@ impl Output {
 
     /// Something a person who waits wants to know; programs do not wait.
     fn note(&self, note: &str) -> anyhow::Result<()> {
-        if self.0 == Format::Text { self.write(format!("{note}\n")) } else { Ok(()) }
+        if self.0 == Format::Text { write(&format!("{note}\n")) } else { Ok(()) }
     }
 
     fn summary(&self, report: &Report, ledger: &Ledger, books: Option<&KernelBooks>) -> anyhow::Result<()> {
-        self.write(match self.0 {
+        write(&match self.0 {
             Format::Text => sink::text::summary(report, ledger, books),
             Format::Json => sink::json::summary(report, books)?,
         })
     }
+}
 
-    /// At once: a reader of the other end of a pipe sees findings as they come.
-    fn write(&self, text: String) -> anyhow::Result<()> {
-        let mut out = io::stdout().lock();
-        let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-        written.context("cannot write to standard output")
-    }
+/// At once: a reader of the other end of a pipe sees findings as they come.
+fn write(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.context("cannot write to standard output")
 }

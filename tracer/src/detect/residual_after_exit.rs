@@ -172,7 +172,7 @@ fn claim(
     match departure {
         Departure::Left(ns) => evidence.push(format!("reaped: left the process table {}", at(ns))),
         Departure::Zombie(ns) => {
-            evidence.push(format!("a zombie {}: its files are closed, only its parent's wait is missing", at(ns)))
+            evidence.push(format!("a zombie {}: its files are closed, only its parent's wait is missing", at(ns)));
         }
         Departure::Unseen | Departure::StillThere => {}
     }

@@ -17,17 +17,15 @@ const ROWS: usize = 20;
 
 /// Tracing began.
 pub fn started(libraries: &[String]) -> String {
-    match libraries {
-        [] => "Tracing; no driver library is in use yet. Ctrl-C ends it.\n".to_owned(),
-        _ => {
-            let mut out = "Tracing every process that uses\n".to_owned();
-            for library in libraries {
-                let _ = writeln!(out, "  {}", shown(library, LINE));
-            }
-            out.push_str("Ctrl-C ends it.\n");
-            out
-        }
+    if libraries.is_empty() {
+        return "Tracing; no driver library is in use yet. Ctrl-C ends it.\n".to_owned();
     }
+    let mut out = "Tracing every process that uses\n".to_owned();
+    for library in libraries {
+        let _ = writeln!(out, "  {}", shown(library, LINE));
+    }
+    out.push_str("Ctrl-C ends it.\n");
+    out
 }
 
 /// A part of the host cannot be seen.
