@@ -222,6 +222,23 @@ impl Live {
                 }
             }
             Sampled::Problem(reason) => self.problems.push(Problem { part: "NVML", reason }),
+            Sampled::Absent(reason) => {
+                self.problems.push(Problem { part: "NVML", reason });
+                // A capability this host lacks: what the driver bills is not known.
+                self.tell_at(
+                    ts_ns,
+                    Event::NvmlSample {
+                        device: 0,
+                        gi: None,
+                        status: "unavailable".into(),
+                        used: None,
+                        total: None,
+                        reserved: None,
+                        procs: Vec::new(),
+                        dur_ns: 0,
+                    },
+                );
+            }
         }
     }
 

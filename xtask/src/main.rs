@@ -8,6 +8,8 @@ mod setup;
 mod shell;
 mod tests;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Everything a developer does with vramtrace.
@@ -43,8 +45,18 @@ enum Task {
     Score,
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().task {
+fn main() -> ExitCode {
+    match run(&Cli::parse().task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: &Task) -> anyhow::Result<()> {
+    match task {
         Task::Setup => setup::setup(),
         Task::Run => demo::run(),
         Task::Test => tests::test(),

@@ -4,6 +4,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use simgpu::{Config, Fault, Host};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 /// A simulated GPU host: a folder with a libcuda.so.1 and a libnvidia-ml.so.1 that real processes
 /// load.
@@ -76,8 +77,18 @@ fn size(text: &str) -> Result<u64, String> {
     text.parse::<bytesize::ByteSize>().map(|size| size.as_u64())
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("simgpu: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Init(init) => make(&init),
         Command::Env(place) => {
             for (name, value) in open(&place)?.env() {

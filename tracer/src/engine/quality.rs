@@ -42,7 +42,12 @@ pub(super) fn judge(ledger: &Ledger, book: &Book, context_ceiling: u64) -> (Data
             lower(DataQuality::Degraded, format!("NVML's rows for {name} cannot be true and were not used"));
         }
         if series.no_totals {
-            lower(DataQuality::Partial, format!("{name} cannot tell its total memory use"));
+            let told = if series.samples == 0 {
+                format!("NVML tells nothing of {name}: what the driver bills is not known")
+            } else {
+                format!("{name} cannot tell its total memory use")
+            };
+            lower(DataQuality::Partial, told);
         }
         let split = ledger.devices.range((device, Some(0))..=(device, Some(u32::MAX))).next().is_some();
         if series.unsized_rows || series.names_instances && !split {

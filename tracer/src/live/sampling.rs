@@ -25,8 +25,10 @@ pub(super) enum Sampled {
     Devices(Devices),
     /// A sample of every device.
     Samples(Vec<Event>),
-    /// NVML cannot be asked, and why. Told when that changes.
+    /// NVML cannot be asked as it should, and why. Told when that changes.
     Problem(String),
+    /// There is no NVML, and why.
+    Absent(String),
 }
 
 /// Starts asking. The task ends when the receiver is dropped.
@@ -70,7 +72,7 @@ async fn open(config: MonitorConfig, told: &mpsc::Sender<(u64, Sampled)>) -> Opt
             Err(error) => {
                 let reason = error.to_string();
                 if problem.as_ref() != Some(&reason) {
-                    told.send((boot_ns(), Sampled::Problem(reason.clone()))).await.ok()?;
+                    told.send((boot_ns(), Sampled::Absent(reason.clone()))).await.ok()?;
                     problem = Some(reason);
                 }
             }
