@@ -93,15 +93,19 @@ impl Toolchain {
         let cargo_home = env::var_os("CARGO_HOME").map(PathBuf::from);
         let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cargo"));
         let cargo_home = cargo_home.or_else(home).unwrap_or_default();
-        [
+        // Sources of packages lie in folders named after where they were downloaded from.
+        let downloads = fs::read_dir(cargo_home.join("registry/src")).into_iter().flatten().filter_map(Result::ok);
+        let downloads = downloads.map(|folder| format!("--remap-path-prefix={}=/cargo", folder.path().display()));
+        let fixed = [
             "-Cdebuginfo=2".to_owned(),
             "-Clink-arg=--btf".to_owned(),
             format!("-Clinker={}", self.linker.display()),
             "--cfg=bpf_target_arch=\"x86_64\"".to_owned(),
             format!("--remap-path-prefix={}=/vramtrace", root.display()),
             format!("--remap-path-prefix={}=/cargo", cargo_home.display()),
-        ]
-        .join(FLAG_SEPARATOR)
+        ];
+        // Of several prefixes that match the last one counts.
+        fixed.into_iter().chain(downloads).collect::<Vec<_>>().join(FLAG_SEPARATOR)
     }
 }
 
