@@ -232,3 +232,21 @@ fn an_exec_drops_what_the_old_image_had() {
     assert_eq!(run.outstanding(pid), 10 << 20);
     assert_eq!(run.summary["kernel"]["open_calls"], 0);
 }
+
+#[test]
+fn a_kill_in_the_middle_of_calls_leaves_nothing_open() {
+    let machine = Machine::with_devices(1);
+    let tracer = Tracer::start(&machine, &[]);
+    let script = "init\nctx 0\nthreads 4 {\nrepeat 10000000 {\nalloc a 4KiB\nfree a\n}\n}\n";
+    for _ in 0..3 {
+        let program = workload(&machine, &["script", "--text", script]);
+        std::thread::sleep(std::time::Duration::from_millis(400));
+        program.signal(Signal::KILL);
+        program.finish();
+    }
+    let run = tracer.stop();
+    assert_eq!(run.summary["kernel"]["open_calls"], 0);
+    let open = run.counter("entries") - run.counter("returns");
+    assert_eq!(run.counter("pending_abandoned"), open);
+    assert_eq!(run.counter("returns_unpaired"), 0);
+}
