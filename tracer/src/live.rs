@@ -269,6 +269,7 @@ impl Live {
                         && self.processes.watch(identity, &comm)
                     {
                         self.tell_at(ts_ns, event);
+                        self.learn_environment(identity);
                     }
                 }
                 self.tell_at(ts_ns, scan.into_event());

@@ -71,11 +71,6 @@ impl Attribution {
         self.processes.entry(identity).or_default().environment = Some(environment);
     }
 
-    /// Whether the environment of this process was told.
-    pub fn knows_environment(&self, identity: Identity) -> bool {
-        self.processes.get(&identity).is_some_and(|known| known.environment.is_some())
-    }
-
     /// The process is gone, or replaced its image: its numbers mean nothing any more.
     pub fn forget(&mut self, identity: Identity) {
         self.processes.remove(&identity);

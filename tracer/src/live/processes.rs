@@ -78,6 +78,11 @@ impl Processes {
         true
     }
 
+    /// Whether this process is known to matter.
+    pub(super) fn knows(&self, identity: Identity) -> bool {
+        self.known.contains_key(&identity)
+    }
+
     /// A process turned out to matter; its start, if it is new and still there to be looked at.
     pub(super) fn meet(&mut self, identity: Identity, comm: &Text) -> Option<Event> {
         if !self.watch(identity, comm) {

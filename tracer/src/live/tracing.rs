@@ -148,11 +148,10 @@ impl Tracing {
             self.failures.note(event);
         }
         let identity = live.identity(event.tgid, event.process_start_ns);
-        let comm = translate::comm(&event.comm);
-        if let Some(start) = live.processes.meet(identity, &comm) {
-            records.push(at(event.ts_ns, start));
-        }
-        if !live.attribution.knows_environment(identity) {
+        // Once for each process: it may be gone by now, and its events many.
+        if !live.processes.knows(identity) {
+            let start = live.processes.meet(identity, &translate::comm(&event.comm));
+            records.extend(start.map(|start| at(event.ts_ns, start)));
             live.learn_environment(identity);
         }
         let ordinal = translate::ordinal(event);
@@ -174,6 +173,9 @@ impl Tracing {
         match EventKind::from_raw(event.kind) {
             Some(EventKind::Exec) => {
                 live.attribution.forget(identity);
+                if live.processes.knows(identity) {
+                    live.learn_environment(identity);
+                }
                 self.libraries.executed(event.tgid, now);
             }
             Some(EventKind::Exit) => {
