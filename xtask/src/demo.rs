@@ -12,13 +12,30 @@ use std::{
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-use crate::{setup, shell};
+use crate::{
+    setup::{self, Purpose},
+    shell,
+};
 
 /// How long the simulated host is traced: the slowest verdict, a leak, needs ten seconds of steady
 /// growth.
 const TRACED: Duration = Duration::from_secs(20);
 /// Probes are in place by then; the workloads are to be seen from their first call.
 const HEAD_START: Duration = Duration::from_millis(1500);
+
+/// What it runs.
+const PACKAGES: &[&str] = &[
+    "--package",
+    "vramtrace",
+    "--package",
+    "simgpu",
+    "--package",
+    "simgpu-cuda",
+    "--package",
+    "simgpu-nvml",
+    "--package",
+    "workloads",
+];
 
 /// What is planted: the category of the finding it must lead to, and what it is.
 const PLANTED: [(&str, &str); 4] = [
@@ -30,9 +47,9 @@ const PLANTED: [(&str, &str); 4] = [
 
 /// Traces what there is.
 pub(crate) fn run() -> anyhow::Result<()> {
-    setup::setup()?;
+    setup::setup(Purpose::Build)?;
     println!("Building.");
-    shell::run(shell::cargo().args(["build", "--release", "--quiet", "--workspace"]))?;
+    shell::run(shell::cargo().args(["build", "--release", "--quiet"].iter().chain(PACKAGES)))?;
     if !shell::is_root() {
         bail!("tracing loads eBPF programs, which needs root: run `sudo -E env \"PATH=$PATH\" cargo xtask run`");
     }

@@ -57,7 +57,7 @@ fn main() -> ExitCode {
 
 fn run(task: &Task) -> anyhow::Result<()> {
     match task {
-        Task::Setup => setup::setup(),
+        Task::Setup => setup::setup(setup::Purpose::Test),
         Task::Run => demo::run(),
         Task::Test => tests::test(),
         Task::BuildEbpf { ship: true, .. } => object::ship(),

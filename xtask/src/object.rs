@@ -24,7 +24,7 @@ fn toolchain() -> anyhow::Result<ebpf::Toolchain> {
     if let Some(toolchain) = ebpf::Toolchain::find(&shell::tools()) {
         return Ok(toolchain);
     }
-    setup::setup()?;
+    setup::setup(setup::Purpose::Build)?;
     ebpf::Toolchain::find(&shell::tools()).context("the eBPF toolchain is still not found after set-up")
 }
 

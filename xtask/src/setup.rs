@@ -24,6 +24,7 @@ const PACKAGES: &[&str] = &[
 
 /// A program built from source.
 struct Tool {
+    purpose: Purpose,
     name: &'static str,
     version: &'static str,
     options: &'static [&'static str],
@@ -32,17 +33,32 @@ struct Tool {
 
 const TOOLS: &[Tool] = &[
     Tool {
+        purpose: Purpose::Build,
         name: "bpf-linker",
         version: "0.13.0",
         options: &["--no-default-features", "--features", "llvm-22"],
         environment: &[("LLVM_PREFIX", "/usr/lib/llvm-22")],
     },
-    Tool { name: "cargo-deny", version: "0.20.2", options: &[], environment: &[] },
+    Tool { purpose: Purpose::Test, name: "cargo-deny", version: "0.20.2", options: &[], environment: &[] },
 ];
 
+/// What is going to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Building and running.
+    Build,
+    /// Also the checks and tests.
+    Test,
+}
+
 /// Installs whatever is missing.
-pub(crate) fn setup() -> anyhow::Result<()> {
-    if is_complete() {
+pub(crate) fn setup(purpose: Purpose) -> anyhow::Result<()> {
+    let tools = TOOLS.iter().filter(|tool| tool.purpose == Purpose::Build || purpose == Purpose::Test);
+    let complete = ebpf::Toolchain::find(&shell::tools()).is_some()
+        && has("gcc")
+        && tools.clone().all(Tool::is_installed)
+        && (purpose == Purpose::Build || python_is_current());
+    if complete {
         println!("Everything is set up.");
         return Ok(());
     }
@@ -52,15 +68,15 @@ pub(crate) fn setup() -> anyhow::Result<()> {
         bail!(
             "this is neither Debian nor Ubuntu, and rustup's nightly has no library source to build eBPF programs with. Run\n\
              \n    rustup toolchain install nightly --component rust-src\n    cargo install bpf-linker --version {} --root {}\n\
-             \nand `cargo xtask setup` again. (Without an eBPF toolchain the shipped object is used: `cargo build` works as it is.)",
+             \nand this again. (Without an eBPF toolchain the shipped object is used: `cargo build` works as it is.)",
             TOOLS[0].version,
             shell::root().join("target/tools").display()
         );
     }
-    for tool in TOOLS {
-        tool.install()?;
+    tools.clone().try_for_each(Tool::install)?;
+    if purpose == Purpose::Test {
+        python()?;
     }
-    python()?;
     if ebpf::Toolchain::find(&shell::tools()).is_none() {
         bail!(
             "the packages are installed, but no compiler for eBPF programs is found: please report this with the output of `apt-cache policy rustc-web libstd-rust-web-dev-bpf`"
@@ -68,13 +84,6 @@ pub(crate) fn setup() -> anyhow::Result<()> {
     }
     println!("Everything is set up.");
     Ok(())
-}
-
-fn is_complete() -> bool {
-    ebpf::Toolchain::find(&shell::tools()).is_some()
-        && TOOLS.iter().all(Tool::is_installed)
-        && has("gcc")
-        && python_is_current()
 }
 
 fn has(program: &str) -> bool {

@@ -16,7 +16,7 @@ pub(crate) fn test() -> anyhow::Result<()> {
             "the end-to-end tests load eBPF programs, which needs root: run `sudo -E env \"PATH=$PATH\" cargo xtask test`"
         );
     }
-    setup::setup()?;
+    setup::setup(setup::Purpose::Test)?;
     mount_tracefs()?;
     let cargo = |args: &[&str]| {
         let mut command = shell::cargo();
