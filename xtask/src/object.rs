@@ -20,6 +20,13 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     toolchain.build(&shell::root(), &shell::root().join("target/ebpf")).map_err(anyhow::Error::msg)
 }
 
+/// Whether the shipped object was made from the present sources, so that no toolchain is needed.
+pub(crate) fn is_current() -> bool {
+    let record = fs::read_to_string(shell::root().join(RECORD)).unwrap_or_default();
+    let sources = record.lines().find_map(|line| line.strip_prefix("sources "));
+    ebpf::sources_hash(&shell::root()).is_ok_and(|hash| sources == Some(hash.as_str()))
+}
+
 fn toolchain() -> anyhow::Result<ebpf::Toolchain> {
     if let Some(toolchain) = ebpf::Toolchain::find(&shell::tools()) {
         return Ok(toolchain);
