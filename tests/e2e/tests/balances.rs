@@ -29,10 +29,10 @@ fn assert_conserved(run: &Run, made: u64) {
     assert_eq!(run.summary["kernel"]["malformed"], 0);
 }
 
-/// 8 threads x 100,000 pairs on a ring of this size.
-fn stress(ring: &str) -> Run {
+/// 8 threads x 100,000 pairs, with these options of the tracer.
+fn stress(options: &[&str]) -> Run {
     let machine = Machine::with_devices(1);
-    let tracer = Tracer::start(&machine, &["--calls-ring", ring]);
+    let tracer = Tracer::start(&machine, options);
     let mut program =
         workload(&machine, &["stress", "--threads", "8", "--pairs", "100000", "--size", "4KiB", "--duration", "30s"]);
     let pid = program.pid();
@@ -50,12 +50,12 @@ fn stress(ring: &str) -> Run {
 
 #[test]
 fn eight_threads_end_at_nothing() {
-    stress("64MiB");
+    stress(&[]);
 }
 
 #[test]
 fn eight_threads_end_at_nothing_although_most_events_are_lost() {
-    let run = stress("4KiB");
+    let run = stress(&["--calls-ring", "4KiB"]);
     assert!(run.counter("calls_lost") > 0);
     assert_ne!(run.summary["report"]["data_quality"], "full");
     assert!(!run.findings("insufficient_data").is_empty());
