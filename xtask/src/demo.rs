@@ -105,7 +105,8 @@ fn simulated(vramtrace: &Path) -> anyhow::Result<()> {
     let report = folder.join("findings.json");
     let mut trace = Command::new(vramtrace);
     trace.args(["run", "--duration", &format!("{}s", TRACED.as_secs()), "--report"]).arg(&report);
-    trace.arg("--libcuda").arg(folder.join("lib/libcuda.so.1"));
+    // The simulated host and nothing else: other processes of the real one are not a part of it.
+    trace.arg("--named-only").arg("--libcuda").arg(folder.join("lib/libcuda.so.1"));
     trace.arg("--nvml-library").arg(folder.join("lib/libnvidia-ml.so.1"));
     trace.arg("--device-folder").arg(folder.join("dev")).env("SIMGPU_DIR", &folder);
     println!("\n$ {}", shell::shown(&trace));
