@@ -2,14 +2,17 @@
 
 use crate::fault::Fault;
 use crate::host::{Host, HostError};
+use crate::sharing;
 use crate::state::{ClientState, State};
 use crate::{boot_ns, config::MAX_DEVICES};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 const NS_PER_MS: u64 = 1_000_000;
+/// Time of death of a client whose row stays until the host is destroyed.
+const KEPT: u64 = u64::MAX;
 
 /// This process as a client. Never dropped while the process lives: dropping it is what the death
 /// of the process does.
@@ -81,7 +84,16 @@ impl Client {
         &self.host
     }
 
-    fn state(&self) -> &ClientState {
+    pub(crate) fn slot(&self) -> usize {
+        self.slot
+    }
+
+    /// GPU instance it computes in; 0 for whole devices.
+    pub(crate) fn gi(&self) -> u32 {
+        self.state().gi.load(Relaxed)
+    }
+
+    pub(crate) fn state(&self) -> &ClientState {
         &self.host.state().clients[self.slot]
     }
 
@@ -96,20 +108,32 @@ impl Client {
     }
 
     fn try_take(&self, device: u32, bytes: u64) -> bool {
-        let config = self.host.config();
-        let capacity = config.memory - config.reserved;
-        let used = &self.host.state().devices[device as usize].used;
-        let taken = used.fetch_update(AcqRel, Acquire, |used| used.checked_add(bytes).filter(|used| *used <= capacity));
-        if taken.is_ok() {
+        let (config, gi) = (self.host.config(), self.gi());
+        let state = &self.host.state().devices[device as usize];
+        let taken = state.take(gi, bytes, config.capacity(None), config.capacity(Some(gi)));
+        if taken.is_some() {
             self.state().billed[device as usize].fetch_add(bytes, Relaxed);
         }
-        taken.is_ok()
+        taken.is_some()
     }
 
     /// Gives device memory back.
     pub fn give(&self, device: u32, bytes: u64) {
         self.state().billed[device as usize].fetch_sub(bytes, Relaxed);
-        self.host.state().devices[device as usize].used.fetch_sub(bytes, AcqRel);
+        self.host.state().devices[device as usize].free(self.gi(), bytes);
+    }
+
+    /// Bytes that can still be had of a device.
+    pub fn free_bytes(&self, device: u32) -> u64 {
+        let (config, gi) = (self.host.config(), self.instance());
+        let state = &self.host.state().devices[device as usize];
+        let used = gi.map_or(&state.used, |gi| &state.instances[gi as usize]).load(Acquire);
+        config.capacity(gi).saturating_sub(used)
+    }
+
+    /// GPU instance it computes in.
+    pub fn instance(&self) -> Option<u32> {
+        Some(self.gi()).filter(|gi| *gi != 0)
     }
 
     /// Counts a context on a device.
@@ -196,18 +220,20 @@ pub(crate) fn reap(host: &Host, state: &State) {
         }
         // A reader in another namespace cannot look a dead process up: do it while we can.
         client.visible_pid();
-        let gone = client.gone_ns.load(Relaxed);
-        if gone == 0 {
-            client.gone_ns.store(now, Relaxed);
-            continue;
-        }
-        let config = host.config();
-        let pinned_gib = client.pinned.load(Relaxed) >> 30;
-        let delay = config.release_delay_ms + pinned_gib * config.release_per_pinned_gib_ms;
-        if now.saturating_sub(gone) >= delay * NS_PER_MS {
-            release(host, state, client);
+        match client.gone_ns.load(Relaxed) {
+            0 => client.gone_ns.store(now, Relaxed),
+            KEPT => {}
+            gone if now.saturating_sub(gone) >= delay_ns(host, client) => release(host, state, slot),
+            _ => {}
         }
     }
+}
+
+/// How long the memory of a dead client takes to come back.
+fn delay_ns(host: &Host, client: &ClientState) -> u64 {
+    let config = host.config();
+    let pinned_gib = client.pinned.load(Relaxed) >> 30;
+    (config.release_delay_ms + pinned_gib * config.release_per_pinned_gib_ms) * NS_PER_MS
 }
 
 /// Whether nobody holds the client's lock any more.
@@ -216,23 +242,26 @@ fn is_gone(host: &Host, slot: usize) -> bool {
     flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
 
-fn release(host: &Host, state: &State, client: &ClientState) {
+fn release(host: &Host, state: &State, slot: usize) {
+    let client = &state.clients[slot];
     let comm = client.comm();
+    let faults = host.faults();
+    // First of all: one that stays must not count among those that left something behind.
+    if faults.iter().any(|fault| matches!(fault, Fault::StickyContext { comm: prefix } if comm.starts_with(prefix))) {
+        return;
+    }
+    sharing::settle(host, slot);
     let mut keeps_row = false;
     let mut residue = 0;
-    for fault in host.faults() {
-        match fault {
-            Fault::LeaveBehind { bytes, comm: only, first, row } => {
-                let matches = only.is_none_or(|prefix| comm.starts_with(&prefix));
-                let held = client.bills().iter().any(|(_, bytes)| *bytes > 0);
-                if matches && held && first.is_none_or(|first| state.residues.load(Relaxed) < first) {
-                    state.residues.fetch_add(1, Relaxed);
-                    residue = bytes;
-                    keeps_row = row;
-                }
+    for fault in faults {
+        if let Fault::LeaveBehind { bytes, comm: only, first, row } = fault {
+            let matches = only.is_none_or(|prefix| comm.starts_with(&prefix));
+            let held = client.bills().iter().any(|(_, bytes)| *bytes > 0);
+            if matches && held && first.is_none_or(|first| state.residues.load(Relaxed) < first) {
+                state.residues.fetch_add(1, Relaxed);
+                residue = bytes;
+                keeps_row = row;
             }
-            Fault::StickyContext { comm: prefix } if comm.starts_with(&prefix) => return,
-            _ => {}
         }
     }
     let mut keep = residue;
@@ -240,7 +269,7 @@ fn release(host: &Host, state: &State, client: &ClientState) {
         let device = device as usize;
         let stays = keep.min(bytes);
         keep -= stays;
-        state.devices[device].used.fetch_sub(bytes - stays, AcqRel);
+        state.devices[device].free(client.gi.load(Relaxed), bytes - stays);
         if keeps_row && stays > 0 {
             client.billed[device].store(stays, Relaxed);
         } else {
@@ -251,8 +280,7 @@ fn release(host: &Host, state: &State, client: &ClientState) {
     }
     client.pinned.store(0, Relaxed);
     if keeps_row && residue > 0 {
-        // Never to be released: the row of the dead process stays until the host is destroyed.
-        client.gone_ns.store(u64::MAX, Relaxed);
+        client.gone_ns.store(KEPT, Relaxed);
     } else {
         client.taken.store(0, Release);
     }

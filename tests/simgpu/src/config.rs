@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most devices of a host.
 pub const MAX_DEVICES: usize = 16;
+/// GPU instances are numbered from 1 to below this.
+pub const MAX_INSTANCES: usize = 16;
 
 /// A simulated host, fixed when it is created.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -31,6 +33,14 @@ pub struct Config {
     /// GPU instances each device is split into; none for whole devices.
     #[serde(default)]
     pub mig: Vec<Mig>,
+    /// Whether imported memory is billed to its importers as well as to its owner. The open kernel
+    /// modules count duplicated objects (`_gpuCollectMemInfo`); whether NVML adds them is not known.
+    #[serde(default = "yes")]
+    pub bill_imports: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A GPU instance.
@@ -56,11 +66,40 @@ impl Default for Config {
             release_delay_ms: 500,
             release_per_pinned_gib_ms: 0,
             mig: Vec::new(),
+            bill_imports: true,
         }
     }
 }
 
 impl Config {
+    /// Bytes a process can use at most: of a device, or of a GPU instance of it.
+    pub fn capacity(&self, gi: Option<u32>) -> u64 {
+        match gi {
+            None => self.memory - self.reserved,
+            Some(gi) => self.mig.iter().find(|mig| mig.gi == gi).map_or(0, |mig| mig.memory),
+        }
+    }
+
+    /// Bytes that are shown as all there is.
+    pub fn total(&self, gi: Option<u32>) -> u64 {
+        if gi.is_none() { self.memory } else { self.capacity(gi) }
+    }
+
+    /// Why there can be no such host, if so.
+    pub fn objection(&self) -> Option<String> {
+        let split: u64 = self.mig.iter().map(|mig| mig.memory).sum();
+        let numbered = |mig: &Mig| (1..MAX_INSTANCES as u32).contains(&mig.gi);
+        if self.devices as usize > MAX_DEVICES {
+            Some(format!("at most {MAX_DEVICES} devices"))
+        } else if self.reserved > self.memory || split > self.memory - self.reserved {
+            Some("the driver's reserve and the instances need more memory than a device has".to_owned())
+        } else if !self.mig.iter().all(numbered) {
+            Some(format!("instances are numbered from 1 to {}", MAX_INSTANCES - 1))
+        } else {
+            None
+        }
+    }
+
     /// UUID of a device, as it is printed behind `GPU-`.
     pub fn uuid(&self, device: u32) -> String {
         let hex = format!("{:032x}", u128::from_be_bytes(self.uuid_bytes(device)));

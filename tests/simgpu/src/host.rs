@@ -1,7 +1,7 @@
 //! The folder of a simulated host.
 
 use crate::client::{self, ClientView};
-use crate::config::{Config, MAX_DEVICES};
+use crate::config::Config;
 use crate::fault::Fault;
 use crate::state::{Mapped, State};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -74,8 +74,7 @@ impl Host {
     /// Makes a host in a folder and installs the simulated libraries, found in `libraries` (where
     /// cargo puts them: `target/<profile>`).
     pub fn create(directory: &Path, config: Config, libraries: &Path) -> Result<Self, HostError> {
-        if config.devices as usize > MAX_DEVICES || config.reserved > config.memory {
-            let reason = format!("at most {MAX_DEVICES} devices, and less reserve than memory");
+        if let Some(reason) = config.objection() {
             return Err(HostError::Content { path: directory.to_owned(), reason });
         }
         let make = |path: PathBuf| fs::create_dir_all(&path).map_err(|error| HostError::io(&path, error));

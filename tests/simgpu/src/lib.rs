@@ -11,12 +11,14 @@ mod client;
 mod config;
 mod fault;
 mod host;
+mod sharing;
 mod state;
 
 pub use client::{Bill, Client, ClientView};
-pub use config::{Config, MAX_DEVICES, Mig};
+pub use config::{Config, MAX_DEVICES, MAX_INSTANCES, Mig};
 pub use fault::Fault;
 pub use host::{DeviceView, Host, HostError, View};
+pub use sharing::{Export, NotShared};
 pub use state::{DeviceState, State};
 
 /// Environment variable that names the folder of the simulated host.

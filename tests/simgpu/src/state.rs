@@ -2,14 +2,19 @@
 //!
 //! Only atomics: a process may be killed between any two instructions and must leave nothing locked.
 
-use crate::config::MAX_DEVICES;
+use crate::config::{MAX_DEVICES, MAX_INSTANCES};
 use memmap2::MmapRaw;
 use std::fs::File;
 use std::io;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Clients a host can have at once.
 pub(crate) const CLIENTS: usize = 1024;
+/// Blocks that can be exported at once.
+pub(crate) const EXPORTS: usize = 256;
+/// Imports there can be at once.
+pub(crate) const IMPORTS: usize = 1024;
 
 /// One device.
 #[repr(C)]
@@ -19,6 +24,32 @@ pub struct DeviceState {
     pub used: AtomicU64,
     /// Bytes that dead clients left behind.
     pub left_behind: AtomicU64,
+    /// Bytes in use in each GPU instance, by its number.
+    pub instances: [AtomicU64; MAX_INSTANCES],
+}
+
+impl DeviceState {
+    /// Takes memory of the device, and of the GPU instance `gi` if it is not 0. `None` when one of
+    /// the two would hold more than its capacity.
+    pub(crate) fn take(&self, gi: u32, bytes: u64, device: u64, instance: u64) -> Option<()> {
+        let add = |limit: u64| move |used: u64| used.checked_add(bytes).filter(|used| *used <= limit);
+        if gi != 0 {
+            self.instances[gi as usize].fetch_update(AcqRel, Acquire, add(instance)).ok()?;
+        }
+        let taken = self.used.fetch_update(AcqRel, Acquire, add(device)).ok();
+        if taken.is_none() && gi != 0 {
+            self.instances[gi as usize].fetch_sub(bytes, AcqRel);
+        }
+        taken.map(drop)
+    }
+
+    /// Gives it back.
+    pub(crate) fn free(&self, gi: u32, bytes: u64) {
+        self.used.fetch_sub(bytes, AcqRel);
+        if gi != 0 {
+            self.instances[gi as usize].fetch_sub(bytes, AcqRel);
+        }
+    }
 }
 
 /// One client of the driver.
@@ -49,6 +80,38 @@ pub struct ClientState {
     pub pinned: AtomicU64,
 }
 
+/// A block of device memory that its owner exported.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ExportState {
+    /// 1 while the block exists.
+    pub taken: AtomicU32,
+    /// Slot of its owner.
+    pub owner: AtomicU32,
+    /// 1 once the owner freed it or died: it exists for its importers only.
+    pub orphaned: AtomicU32,
+    /// Its device.
+    pub device: AtomicU32,
+    /// GPU instance it is of; 0 for whole devices.
+    pub gi: AtomicU32,
+    /// Never that of an earlier block in this place.
+    pub serial: AtomicU64,
+    /// Its bytes.
+    pub bytes: AtomicU64,
+}
+
+/// An opened export: one each time a client opens one.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ImportState {
+    /// 1 while it is open.
+    pub taken: AtomicU32,
+    /// Slot of the client that opened it.
+    pub importer: AtomicU32,
+    /// Place of the block among the exports.
+    pub export: AtomicU32,
+}
+
 /// Everything.
 #[repr(C)]
 #[derive(Debug)]
@@ -57,6 +120,12 @@ pub struct State {
     pub devices: [DeviceState; MAX_DEVICES],
     /// By slot.
     pub clients: [ClientState; CLIENTS],
+    /// Blocks that can be opened by other clients.
+    pub exports: [ExportState; EXPORTS],
+    /// Those that are.
+    pub imports: [ImportState; IMPORTS],
+    /// Blocks exported so far.
+    pub serials: AtomicU64,
     /// Clients that left something behind so far.
     pub residues: AtomicU64,
     /// Bumped when the faults change.

@@ -9,9 +9,15 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Context {
     pub(crate) ordinal: u32,
-    /// References, for a primary context.
-    retains: u64,
     primary: bool,
+}
+
+/// The primary context of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Primary {
+    /// `None` while it is inactive: it was never retained, or destroyed.
+    context: Option<u64>,
+    retains: u64,
 }
 
 thread_local! {
@@ -91,14 +97,13 @@ pub(crate) fn destroy(context: u64) -> Outcome<()> {
 pub(crate) fn retain(ordinal: u32) -> Outcome<u64> {
     let (context, new) = driver::with(|driver| {
         driver.host_index(ordinal)?;
-        let (context, new) = match driver.primaries.get(&ordinal) {
-            Some(context) => (*context, false),
+        let (context, new) = match driver.primaries.get(&ordinal).and_then(|primary| primary.context) {
+            Some(context) => (context, false),
             None => (driver.open_context(ordinal, true)?, true),
         };
-        driver.primaries.insert(ordinal, context);
-        if let Some(known) = driver.contexts.get_mut(&context) {
-            known.retains += 1;
-        }
+        let primary = driver.primaries.entry(ordinal).or_default();
+        primary.context = Some(context);
+        primary.retains += 1;
         Ok((context, new))
     })?;
     if new {
@@ -111,23 +116,24 @@ pub(crate) fn retain(ordinal: u32) -> Outcome<u64> {
 pub(crate) fn release(ordinal: u32) -> Outcome<()> {
     driver::with(|driver| {
         driver.host_index(ordinal)?;
-        let context = *driver.primaries.get(&ordinal).ok_or(INVALID_CONTEXT)?;
-        let known = driver.contexts.get_mut(&context).ok_or(INVALID_CONTEXT)?;
-        known.retains -= 1;
-        if known.retains == 0 {
-            driver.primaries.remove(&ordinal);
+        let primary = driver.primaries.get_mut(&ordinal).filter(|primary| primary.retains > 0);
+        let primary = primary.ok_or(INVALID_CONTEXT)?;
+        primary.retains -= 1;
+        if primary.retains == 0
+            && let Some(context) = primary.context.take()
+        {
             driver.close_context(context);
         }
         Ok(())
     })
 }
 
-/// `cuDevicePrimaryCtxReset`: destroys the context whatever its references. They stay, and the next
-/// use makes it anew; here the next retain does.
+/// `cuDevicePrimaryCtxReset`: destroys the context whatever its references. They stay counted
+/// (cuda.h), and the next use makes it anew; here the next retain does.
 pub(crate) fn reset(ordinal: u32) -> Outcome<()> {
     driver::with(|driver| {
         driver.host_index(ordinal)?;
-        if let Some(context) = driver.primaries.remove(&ordinal) {
+        if let Some(context) = driver.primaries.get_mut(&ordinal).and_then(|primary| primary.context.take()) {
             driver.close_context(context);
         }
         Ok(())
@@ -138,7 +144,7 @@ pub(crate) fn reset(ordinal: u32) -> Outcome<()> {
 pub(crate) fn is_active(ordinal: u32) -> Outcome<bool> {
     driver::with(|driver| {
         driver.host_index(ordinal)?;
-        Ok(driver.primaries.contains_key(&ordinal))
+        Ok(driver.primaries.get(&ordinal).is_some_and(|primary| primary.context.is_some()))
     })
 }
 
@@ -162,7 +168,7 @@ impl Driver {
         self.take(ordinal, self.client.host().config().context_overhead)?;
         self.client.context_opened(index);
         let context = self.handle();
-        self.contexts.insert(context, Context { ordinal, retains: 0, primary });
+        self.contexts.insert(context, Context { ordinal, primary });
         Ok(context)
     }
 

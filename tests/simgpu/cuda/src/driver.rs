@@ -1,13 +1,13 @@
 //! The state of the driver in this process.
 
 use crate::address::Addresses;
-use crate::code::{DEVICE_UNAVAILABLE, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, Outcome};
-use crate::context::Context;
+use crate::code::{DEVICE_UNAVAILABLE, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, Outcome};
+use crate::context::{Context, Primary};
 use crate::device;
 use crate::memory::Memory;
 use crate::pool::Pool;
 use crate::vmm::Physical;
-use simgpu::{Bill, Client, Fault, Host};
+use simgpu::{Bill, Client, Export, Fault, Host};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -21,7 +21,7 @@ pub(crate) struct Driver {
     pub(crate) visible: Vec<u32>,
     pub(crate) contexts: HashMap<u64, Context>,
     /// Primary context of each ordinal.
-    pub(crate) primaries: HashMap<u32, u64>,
+    pub(crate) primaries: HashMap<u32, Primary>,
     pub(crate) memory: HashMap<u64, Memory>,
     pub(crate) hosts: HashMap<u64, Memory>,
     pub(crate) physical: HashMap<u64, Physical>,
@@ -30,6 +30,8 @@ pub(crate) struct Driver {
     pub(crate) pools: HashMap<u64, Pool>,
     /// Current pool of each ordinal.
     pub(crate) current_pools: HashMap<u32, u64>,
+    /// Where each block of another process is open.
+    pub(crate) imports: HashMap<Export, u64>,
     /// Bytes of small allocations on each ordinal: they share pages.
     pub(crate) small: HashMap<u32, u64>,
     pub(crate) addresses: Addresses,
@@ -69,6 +71,7 @@ pub(crate) fn init() -> Outcome<()> {
         mappings: HashMap::new(),
         pools: HashMap::new(),
         current_pools: HashMap::new(),
+        imports: HashMap::new(),
         small: HashMap::new(),
         addresses: Addresses::new(),
         handles: Addresses::new(),
@@ -109,8 +112,13 @@ impl Driver {
     pub(crate) fn take(&self, ordinal: u32, bytes: u64) -> Outcome<()> {
         match self.client.take(self.host_index(ordinal)?, bytes) {
             Bill::Accepted => Ok(()),
-            Bill::OutOfMemory => Err(crate::code::OUT_OF_MEMORY),
+            Bill::OutOfMemory => Err(OUT_OF_MEMORY),
         }
+    }
+
+    /// Bytes a device has, or the GPU instance of it.
+    pub(crate) fn total(&self) -> u64 {
+        self.client.host().config().total(self.client.instance())
     }
 
     /// Gives memory of a device back.
@@ -120,9 +128,15 @@ impl Driver {
         }
     }
 
+    /// A range of device addresses.
+    pub(crate) fn address(&mut self, bytes: u64) -> Outcome<u64> {
+        self.addresses.take(bytes).ok_or(OUT_OF_MEMORY)
+    }
+
     /// A value no other object of this process has at present.
     pub(crate) fn handle(&mut self) -> u64 {
-        self.handles.take(256) - 0x1000_0000_0000
+        // There are 2^48 of them.
+        self.handles.take(256).unwrap_or_default().saturating_sub(0x1000_0000_0000)
     }
 
     /// The object is gone: its value may be another's.

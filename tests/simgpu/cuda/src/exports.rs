@@ -2,7 +2,7 @@
 
 use crate::code::{self, CuResult, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, Outcome, SUCCESS};
 use crate::stub::stubs;
-use crate::{context, device, driver, memory, pool, proc_address, vmm};
+use crate::{context, device, driver, memory, pool, proc_address, sharing, vmm};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 type Handle = u64;
@@ -115,7 +115,7 @@ extern "C" fn device_uuid(out: *mut [u8; 16], device: c_int) -> CuResult {
 extern "C" fn device_memory(out: *mut Size, device: c_int) -> CuResult {
     put(out, || {
         index(device)?;
-        driver::with(|driver| Ok(driver.client.host().config().memory as Size))
+        driver::with(|driver| Ok(driver.total() as Size))
     })
 }
 
@@ -231,9 +231,10 @@ extern "C" fn mem_alloc_pitch(
     height: Size,
     _element: c_uint,
 ) -> CuResult {
-    let row = width.next_multiple_of(512);
-    match put(out, || memory::allocate((row * height) as u64)) {
-        SUCCESS => put(pitch, || Ok(row)),
+    let row = width.checked_next_multiple_of(512);
+    let bytes = || row.and_then(|row| row.checked_mul(height)).ok_or(code::OUT_OF_MEMORY);
+    match put(out, || memory::allocate(bytes()? as u64)) {
+        SUCCESS => put(pitch, || Ok(row.unwrap_or_default())),
         code => code,
     }
 }
@@ -392,16 +393,16 @@ extern "C" fn mem_granularity(out: *mut Size, _properties: *const c_void, _optio
 struct IpcHandle([u64; 8]);
 
 extern "C" fn ipc_get(out: *mut IpcHandle, address: u64) -> CuResult {
-    put(out, || memory::export(address).map(|words| IpcHandle([words[0], words[1], words[2], words[3], 0, 0, 0, 0])))
+    put(out, || sharing::export(address).map(|words| IpcHandle([words[0], words[1], words[2], words[3], 0, 0, 0, 0])))
 }
 
 extern "C" fn ipc_open(out: *mut u64, handle: IpcHandle, _flags: c_uint) -> CuResult {
-    let [pid, address, bytes, index, ..] = handle.0;
-    put(out, || memory::import([pid, address, bytes, index]))
+    let [first, second, third, fourth, ..] = handle.0;
+    put(out, || sharing::open([first, second, third, fourth]))
 }
 
 extern "C" fn ipc_close(address: u64) -> CuResult {
-    done(memory::close(address))
+    done(sharing::close(address))
 }
 
 // Streams, events, modules: they exist and do nothing but release pools when waited for

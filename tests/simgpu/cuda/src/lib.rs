@@ -13,5 +13,6 @@ mod exports;
 mod memory;
 mod pool;
 mod proc_address;
+mod sharing;
 mod stub;
 mod vmm;

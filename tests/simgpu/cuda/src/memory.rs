@@ -1,10 +1,11 @@
 //! Device, managed and pinned host memory.
 
-use crate::code::{INVALID_VALUE, Outcome};
+use crate::code::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
 use crate::context::{self, current_device};
 use crate::driver::{self, Driver};
 use crate::pool;
-use simgpu::{PAGE, pages};
+use crate::sharing::Import;
+use simgpu::{Export, PAGE, pages};
 use std::alloc::{Layout, alloc, dealloc};
 
 /// Allocations up to here share pages; larger ones begin at a page and take whole ones.
@@ -13,6 +14,8 @@ const SMALL: u64 = 1 << 20;
 const SMALL_ALIGNMENT: u64 = 512;
 /// Pinned memory is allocated for real, up to here: what a test writes is small.
 const PINNED_REAL: u64 = 64 << 20;
+/// No host has more.
+const PINNED_MOST: u64 = 64 << 40;
 
 /// An allocation.
 #[derive(Debug)]
@@ -23,6 +26,8 @@ pub(crate) struct Memory {
     pub(crate) ordinal: u32,
     /// Owner, unless it is a pool's.
     pub(crate) context: u64,
+    /// What other processes open it by.
+    pub(crate) exported: Option<Export>,
 }
 
 /// What it is.
@@ -37,7 +42,7 @@ pub(crate) enum Kind {
     /// A part of a pool.
     Pooled(u64),
     /// Another process's memory.
-    Imported,
+    Imported(Import),
     /// Pinned host memory.
     Pinned,
 }
@@ -50,7 +55,7 @@ pub(crate) fn allocate(bytes: u64) -> Outcome<u64> {
     driver::with(|driver| {
         let (context, ordinal) = current_device(driver)?;
         let (kind, bytes) = if bytes > SMALL {
-            let bytes = bytes.checked_next_multiple_of(PAGE).ok_or(crate::code::OUT_OF_MEMORY)?;
+            let bytes = bytes.checked_next_multiple_of(PAGE).ok_or(OUT_OF_MEMORY)?;
             driver.take(ordinal, bytes)?;
             (Kind::Large, bytes)
         } else {
@@ -58,8 +63,8 @@ pub(crate) fn allocate(bytes: u64) -> Outcome<u64> {
             driver.resize_small(ordinal, |small| small + bytes)?;
             (Kind::Small, bytes)
         };
-        let address = driver.addresses.take(bytes);
-        driver.memory.insert(address, Memory { bytes, kind, ordinal, context });
+        let address = driver.address(bytes)?;
+        driver.memory.insert(address, Memory { bytes, kind, ordinal, context, exported: None });
         Ok(address)
     })
 }
@@ -71,9 +76,9 @@ pub(crate) fn allocate_managed(bytes: u64) -> Outcome<u64> {
     }
     driver::with(|driver| {
         let (context, ordinal) = current_device(driver)?;
-        let bytes = pages(bytes);
-        let address = driver.addresses.take(bytes);
-        driver.memory.insert(address, Memory { bytes, kind: Kind::Managed, ordinal, context });
+        let bytes = bytes.checked_next_multiple_of(PAGE).ok_or(OUT_OF_MEMORY)?;
+        let address = driver.address(bytes)?;
+        driver.memory.insert(address, Memory { bytes, kind: Kind::Managed, ordinal, context, exported: None });
         Ok(address)
     })
 }
@@ -85,7 +90,7 @@ pub(crate) fn free(address: u64) -> Outcome<()> {
     }
     driver::with(|driver| {
         // Imports are closed, not freed.
-        if driver.memory.get(&address).is_none_or(|memory| memory.kind == Kind::Imported) {
+        if driver.memory.get(&address).is_none_or(|memory| matches!(memory.kind, Kind::Imported(_))) {
             return Err(INVALID_VALUE);
         }
         driver.free_at(address);
@@ -97,11 +102,8 @@ pub(crate) fn free(address: u64) -> Outcome<()> {
 pub(crate) fn info() -> Outcome<(u64, u64)> {
     driver::with(|driver| {
         let (_, ordinal) = current_device(driver)?;
-        let host = driver.client.host();
         let index = driver.host_index(ordinal)?;
-        let used = host.state().devices[index as usize].used.load(std::sync::atomic::Ordering::Acquire);
-        let config = host.config();
-        Ok((config.memory.saturating_sub(config.reserved + used), config.memory))
+        Ok((driver.client.free_bytes(index), driver.total()))
     })
 }
 
@@ -117,13 +119,16 @@ pub(crate) fn allocate_host(bytes: u64) -> Outcome<u64> {
     }
     driver::with(|driver| {
         let (context, ordinal) = current_device(driver)?;
+        if bytes > PINNED_MOST {
+            return Err(OUT_OF_MEMORY);
+        }
         // SAFETY: the layout's size is not 0.
         let address = unsafe { alloc(host_layout(bytes)?) } as u64;
         if address == 0 {
-            return Err(crate::code::OUT_OF_MEMORY);
+            return Err(OUT_OF_MEMORY);
         }
         driver.client.pin(bytes);
-        driver.hosts.insert(address, Memory { bytes, kind: Kind::Pinned, ordinal, context });
+        driver.hosts.insert(address, Memory { bytes, kind: Kind::Pinned, ordinal, context, exported: None });
         Ok(address)
     })
 }
@@ -159,13 +164,17 @@ impl Driver {
     pub(crate) fn free_at(&mut self, address: u64) {
         let Some(memory) = self.memory.remove(&address) else { return };
         match memory.kind {
-            Kind::Large => self.give(memory.ordinal, memory.bytes),
+            Kind::Large => match memory.exported {
+                Some(export) => self.client.give_exported(export),
+                None => self.give(memory.ordinal, memory.bytes),
+            },
             Kind::Small => {
                 // Giving pages back cannot fail.
                 let _ = self.resize_small(memory.ordinal, |small| small - memory.bytes);
             }
             Kind::Pooled(pool) => pool::freed(self, pool, memory.bytes),
-            Kind::Managed | Kind::Imported | Kind::Pinned => {}
+            Kind::Imported(import) => self.close_import(import),
+            Kind::Managed | Kind::Pinned => {}
         }
         self.addresses.give(address, memory.bytes);
     }
@@ -192,39 +201,4 @@ impl Driver {
             let _ = self.free_host_at(address);
         }
     }
-}
-
-/// `cuIpcGetMemHandle`: who exports what. The words travel in the handle.
-pub(crate) fn export(address: u64) -> Outcome<[u64; 4]> {
-    driver::with(|driver| {
-        let memory = driver.memory.get(&address).ok_or(INVALID_VALUE)?;
-        if !matches!(memory.kind, Kind::Large | Kind::Small) {
-            return Err(INVALID_VALUE);
-        }
-        let index = driver.host_index(memory.ordinal)?;
-        Ok([u64::from(std::process::id()), address, memory.bytes, u64::from(index)])
-    })
-}
-
-/// `cuIpcOpenMemHandle`: an address for another process's memory. It stays billed to the exporter
-/// and ends with it, which the real driver prevents while an importer has it open.
-pub(crate) fn import([pid, _, bytes, index]: [u64; 4]) -> Outcome<u64> {
-    driver::with(|driver| {
-        let (context, ordinal) = current_device(driver)?;
-        if pid == u64::from(std::process::id()) || u64::from(driver.host_index(ordinal)?) != index || bytes == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let address = driver.addresses.take(bytes);
-        driver.memory.insert(address, Memory { bytes, kind: Kind::Imported, ordinal, context });
-        Ok(address)
-    })
-}
-
-/// `cuIpcCloseMemHandle`.
-pub(crate) fn close(address: u64) -> Outcome<()> {
-    driver::with(|driver| {
-        driver.memory.get(&address).filter(|memory| memory.kind == Kind::Imported).ok_or(INVALID_VALUE)?;
-        driver.free_at(address);
-        Ok(())
-    })
 }

@@ -1,6 +1,6 @@
 //! Stream-ordered memory: pools whose frees are logical, and whose pages go back later.
 
-use crate::code::{INVALID_VALUE, Outcome};
+use crate::code::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
 use crate::context::current_device;
 use crate::driver::{self, Driver};
 use crate::memory::{Kind, Memory};
@@ -35,17 +35,17 @@ pub(crate) fn allocate(bytes: u64, pool: Option<u64>) -> Outcome<u64> {
             let (_, ordinal) = current_device(driver)?;
             driver.current_pool(ordinal)
         };
-        let bytes = bytes.next_multiple_of(ALIGNMENT);
+        let bytes = bytes.checked_next_multiple_of(ALIGNMENT).ok_or(OUT_OF_MEMORY)?;
         let known = driver.pools.get(&pool).ok_or(INVALID_VALUE)?;
-        let (ordinal, needed) = (known.ordinal, known.used + bytes);
+        let (ordinal, needed) = (known.ordinal, known.used.checked_add(bytes).ok_or(OUT_OF_MEMORY)?);
         if needed > known.reserved {
-            let grow = (needed - known.reserved).next_multiple_of(CHUNK);
+            let grow = (needed - known.reserved).checked_next_multiple_of(CHUNK).ok_or(OUT_OF_MEMORY)?;
             driver.take(ordinal, grow)?;
             driver.pools.get_mut(&pool).ok_or(INVALID_VALUE)?.reserved += grow;
         }
         driver.pools.get_mut(&pool).ok_or(INVALID_VALUE)?.used += bytes;
-        let address = driver.addresses.take(bytes);
-        driver.memory.insert(address, Memory { bytes, kind: Kind::Pooled(pool), ordinal, context: 0 });
+        let address = driver.address(bytes)?;
+        driver.memory.insert(address, Memory { bytes, kind: Kind::Pooled(pool), ordinal, context: 0, exported: None });
         Ok(address)
     })
 }

@@ -50,13 +50,14 @@ pub(crate) fn reserve(bytes: u64) -> Outcome<u64> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE) {
         return Err(INVALID_VALUE);
     }
-    driver::with(|driver| Ok(driver.addresses.take(bytes)))
+    driver::with(|driver| driver.address(bytes))
 }
 
 /// `cuMemAddressFree`.
 pub(crate) fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
     driver::with(|driver| {
-        if driver.mappings.keys().any(|mapped| (address..address + bytes).contains(mapped)) {
+        let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
+        if driver.mappings.keys().any(|mapped| (address..end).contains(mapped)) {
             return Err(INVALID_VALUE);
         }
         driver.addresses.give(address, bytes);
@@ -81,7 +82,7 @@ pub(crate) fn map(address: u64, bytes: u64, handle: u64) -> Outcome<()> {
 /// `cuMemUnmap`: every mapping in the range, none of which may be cut.
 pub(crate) fn unmap(address: u64, bytes: u64) -> Outcome<()> {
     driver::with(|driver| {
-        let end = address + bytes;
+        let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
         let inside: Vec<(u64, u64, u64)> = driver
             .mappings
             .iter()

@@ -93,7 +93,9 @@ fn memory(host: &Host, device: Device) -> Outcome<(u64, u64, u64)> {
         }
         Device::Instance(index, instance) => {
             let mig = config.mig.get(instance as usize).ok_or(NOT_FOUND)?;
-            Ok((mig.memory, 0, processes::used_by_instance(host, index, mig.gi)))
+            host.reap();
+            let used = &host.state().devices[index as usize].instances[mig.gi as usize];
+            Ok((mig.memory, 0, used.load(Acquire)))
         }
     }
 }

@@ -49,12 +49,6 @@ fn rows(host: &Host, device: Device) -> Vec<Row> {
         .collect()
 }
 
-/// Bytes used on a device by the clients of one instance.
-pub(crate) fn used_by_instance(host: &Host, index: u32, gi: u32) -> u64 {
-    let clients = host.view().clients.into_iter().filter(|client| client.gi == gi);
-    clients.flat_map(|client| client.billed).filter(|(device, _)| *device == index).map(|(_, bytes)| bytes).sum()
-}
-
 /// Fills `out` with as many rows as there are; `count` is the room and then the number of rows.
 pub(crate) fn list(handle: Raw, list: List, version: u32, count: *mut u32, out: *mut c_void) -> Return {
     let listed: Outcome<(Vec<Row>, usize)> = with_device(handle, |host, device| {
