@@ -3,16 +3,29 @@
 //! A detector reads the ledger and keeps, in the book of findings, exactly those claims that hold
 //! at the moment. It never does more work for one record than that record gives cause for.
 
+mod allocator_cache;
+mod allocators;
 mod app_leak;
+mod checkpointed;
 mod coverage_gap;
+mod fragmentation_growth;
+mod idle_holder;
 mod inherited_fd_holder;
 mod insufficient_data;
+mod ipc_pinned;
+mod managed_memory;
 mod monitor_degraded;
+mod observer_holds_device;
 mod orphan_process;
+mod pool_retention;
 mod process_churn;
 mod release;
 mod residual_after_exit;
 mod slow_teardown;
+mod standing;
+mod stray_context;
+mod stuck_in_driver;
+mod untracked_growth;
 
 use crate::engine::{Book, EngineConfig, Moment};
 use crate::finding::Severity;
@@ -30,12 +43,24 @@ pub fn all() -> Vec<Box<dyn Detector>> {
         Box::<monitor_degraded::MonitorDegraded>::default(),
         Box::<coverage_gap::CoverageGap>::default(),
         Box::<insufficient_data::InsufficientData>::default(),
+        checkpointed::checkpointed(),
+        checkpointed::stuck(),
+        Box::<stuck_in_driver::StuckInDriver>::default(),
+        Box::<ipc_pinned::IpcPinned>::default(),
         Box::<orphan_process::OrphanProcess>::default(),
         Box::<inherited_fd_holder::InheritedFdHolder>::default(),
         Box::<residual_after_exit::ResidualAfterExit>::default(),
         Box::<slow_teardown::SlowTeardown>::default(),
         Box::<process_churn::ProcessChurn>::default(),
+        managed_memory::detector(),
+        pool_retention::detector(),
+        fragmentation_growth::detector(),
+        untracked_growth::detector(),
         Box::<app_leak::AppLeak>::default(),
+        allocator_cache::detector(),
+        stray_context::detector(),
+        idle_holder::detector(),
+        Box::<observer_holds_device::ObserverHoldsDevice>::default(),
     ]
 }
 

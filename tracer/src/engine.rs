@@ -15,9 +15,13 @@ use crate::finding::{Change, Report, SCHEMA};
 use crate::ledger::{Ledger, Process};
 use crate::record::{Event, Identity, Record};
 use crate::units::SECOND;
+use std::collections::BTreeMap;
 
 /// Detectors look at the whole at most this often; what a record itself brings about they see at once.
 const PULSE_NS: u64 = SECOND;
+/// Conditions that take minutes to form are looked at this often, and for a device's processes when
+/// its first sample after that comes.
+const SWEEP_NS: u64 = 5 * SECOND;
 
 /// What a detector sees.
 #[derive(Clone, Copy, Debug)]
@@ -28,14 +32,37 @@ pub struct Moment<'a> {
     pub ledger: &'a Ledger,
     /// The thresholds.
     pub config: &'a EngineConfig,
-    /// Whether it is time to look at everything.
+    /// Whether it is time to look at what is pending.
     pub pulse: bool,
+    /// Which live processes it is time to look at.
+    pub sweep: Sweep,
+}
+
+/// Which live GPU users are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sweep {
+    /// None.
+    None,
+    /// Those that a device lists: it was just sampled.
+    Device(u32),
+    /// All.
+    All,
 }
 
 impl Moment<'_> {
     /// The time of the record.
     pub fn now(&self) -> u64 {
         self.ledger.now
+    }
+
+    /// The live GPU users that it is time to look at.
+    pub fn swept(&self) -> impl Iterator<Item = &Process> {
+        let sweep = self.sweep;
+        let users = (sweep != Sweep::None).then(|| self.ledger.gpu_users());
+        users.into_iter().flatten().filter(move |user| match sweep {
+            Sweep::Device(device) => user.rows.keys().any(|&(on, _)| on == device),
+            Sweep::None | Sweep::All => true,
+        })
     }
 }
 
@@ -58,6 +85,8 @@ pub struct Engine {
     detectors: Vec<Box<dyn Detector>>,
     book: Book,
     next_pulse_ns: u64,
+    next_sweep_ns: u64,
+    next_device_sweep_ns: BTreeMap<u32, u64>,
     records: u64,
     unknown_kinds: u64,
     out_of_order: u64,
@@ -71,6 +100,8 @@ impl Engine {
             detectors: detect::all(),
             book: Book::new(config.remembered_findings),
             next_pulse_ns: 0,
+            next_sweep_ns: 0,
+            next_device_sweep_ns: BTreeMap::new(),
             records: 0,
             unknown_kinds: 0,
             out_of_order: 0,
@@ -95,22 +126,44 @@ impl Engine {
         self.ledger.apply(record);
         let pulse = self.ledger.now >= self.next_pulse_ns || is_state(&record.event);
         if pulse || !self.ledger.effects().is_empty() {
-            self.look(&record.event, pulse);
+            let sweep = if pulse { self.sweep(&record.event) } else { Sweep::None };
+            self.look(&record.event, pulse, sweep);
         }
         self.book.take_changes()
     }
 
     /// Says what is still pending at the end of the records.
     pub fn finish(&mut self) -> Vec<Change> {
-        self.look(&Event::Tick, true);
+        self.look(&Event::Tick, true, Sweep::All);
         self.book.take_changes()
     }
 
-    fn look(&mut self, event: &Event, pulse: bool) {
+    /// Whom a record gives cause to look at.
+    fn sweep(&mut self, event: &Event) -> Sweep {
+        let now = self.ledger.now;
+        let due = now.saturating_add(SWEEP_NS);
+        let sampled = if let Event::NvmlSample { device, .. } = event { Some(*device) } else { None };
+        if now >= self.next_sweep_ns || sampled.is_none() && is_state(event) {
+            self.next_sweep_ns = due;
+            if let Some(device) = sampled {
+                self.next_device_sweep_ns.insert(device, due);
+            }
+            return Sweep::All;
+        }
+        let Some(device) = sampled else { return Sweep::None };
+        let next = self.next_device_sweep_ns.entry(device).or_insert(0);
+        if now < *next {
+            return Sweep::None;
+        }
+        *next = due;
+        Sweep::Device(device)
+    }
+
+    fn look(&mut self, event: &Event, pulse: bool, sweep: Sweep) {
         if pulse {
             self.ledger.tidy();
         }
-        let moment = Moment { event, ledger: &self.ledger, config: &self.config, pulse };
+        let moment = Moment { event, ledger: &self.ledger, config: &self.config, pulse, sweep };
         self.book.now(self.ledger.now);
         for detector in &mut self.detectors {
             detector.observe(&moment, &mut self.book);
@@ -183,5 +236,8 @@ fn is_state(event: &Event) -> bool {
             | Event::LibraryMap { .. }
             | Event::ProbeStatus { .. }
             | Event::TracerStart { .. }
+            | Event::AdminEvent { .. }
+            | Event::Checkpoint { .. }
+            | Event::Kmsg { .. }
     )
 }

@@ -30,6 +30,30 @@ pub enum Category {
     InsufficientData,
     /// NVML does not answer as it should.
     MonitorDegraded,
+    /// A process hangs inside the driver and cannot be ended.
+    StuckInDriver,
+    /// Another process keeps memory that its owner is done with.
+    IpcPinned,
+    /// NVML bills a process more and more that no allocation explains.
+    UntrackedGrowth,
+    /// An allocator takes more and more for objects that do not grow.
+    FragmentationGrowth,
+    /// Held memory is a cache: it no longer grows, and its owner can give it back.
+    AllocatorCache,
+    /// A stream-ordered pool keeps memory that was released to it.
+    PoolRetention,
+    /// A process pays for a context it does not use.
+    StrayContext,
+    /// A process holds memory and does nothing.
+    IdleHolder,
+    /// Used memory that NVML lists for no one is managed memory.
+    ManagedMemory,
+    /// A process's GPU memory is in a checkpoint.
+    Checkpointed,
+    /// A checkpointed process does not come back.
+    CheckpointStuck,
+    /// Only programs that watch keep a device from being changed.
+    ObserverHoldsDevice,
 }
 
 impl Category {
@@ -45,6 +69,18 @@ impl Category {
             Self::CoverageGap => "coverage_gap",
             Self::InsufficientData => "insufficient_data",
             Self::MonitorDegraded => "monitor_degraded",
+            Self::StuckInDriver => "stuck_in_driver",
+            Self::IpcPinned => "ipc_pinned",
+            Self::UntrackedGrowth => "untracked_growth",
+            Self::FragmentationGrowth => "fragmentation_growth",
+            Self::AllocatorCache => "allocator_cache",
+            Self::PoolRetention => "pool_retention",
+            Self::StrayContext => "stray_context",
+            Self::IdleHolder => "idle_holder",
+            Self::ManagedMemory => "managed_memory",
+            Self::Checkpointed => "checkpointed",
+            Self::CheckpointStuck => "checkpoint_stuck",
+            Self::ObserverHoldsDevice => "observer_holds_device",
         }
     }
 }
@@ -141,6 +177,9 @@ pub struct Subject {
     /// The parent of the processes it is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parent_tgid: Option<u32>,
+    /// The process that exported the memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exporter_tgid: Option<u32>,
     /// Path of a library.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<Text>,

@@ -6,14 +6,18 @@
 
 pub mod books;
 mod calls;
+pub mod checkpoint;
 mod device;
 mod end_state;
 mod holders;
 mod life;
 mod lineage;
+pub mod metrics;
 mod nvml;
 mod owners;
 pub mod process;
+pub mod series;
+mod sharing;
 mod teardown;
 pub mod trend;
 
@@ -21,10 +25,11 @@ pub use device::{Device, Failing, Health, Sample};
 pub use holders::{Holder, Proof, Search};
 pub use owners::{OwnerEnd, OwnerKind};
 pub use process::Process;
+pub use sharing::{Export, Hold, Pin};
 pub use teardown::{Billed, Teardown};
 
 use crate::engine::EngineConfig;
-use crate::record::{self, Event, Identity, Record, Text};
+use crate::record::{self, Event, Identity, OpaqueId, Record, Text};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -62,6 +67,21 @@ pub struct Xid {
     pub code: Option<u32>,
     /// Device, where told.
     pub device: Option<u32>,
+}
+
+/// Something an administrator did to a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// When.
+    pub ns: u64,
+    /// What, such as `mig_destroy`.
+    pub action: Text,
+    /// NVML index.
+    pub device: Option<u32>,
+    /// MIG GPU instance.
+    pub gi: Option<u32>,
+    /// What came of it, such as `in_use`.
+    pub result: Text,
 }
 
 /// A request for device memory that was refused because there was none.
@@ -104,8 +124,8 @@ const HOLDERS: usize = 16_384;
 const XIDS: usize = 64;
 /// Refused requests kept.
 const REFUSALS: usize = 64;
-/// Service metrics followed.
-const METRICS: usize = 16_384;
+/// Administrators' actions kept.
+const ADMIN: usize = 64;
 
 /// The state of a host.
 #[derive(Debug)]
@@ -128,6 +148,8 @@ pub struct Ledger {
     pub scan: Option<Scan>,
     /// Kernel messages about GPUs, oldest first.
     pub xids: VecDeque<Xid>,
+    /// What administrators did, oldest first.
+    pub admin: VecDeque<Admin>,
     /// What went wrong with the records.
     pub losses: Losses,
     /// Memory of the dead that has not come back, or only just.
@@ -144,7 +166,8 @@ pub struct Ledger {
     owners: owners::Owners,
     failed_allocs: BTreeMap<u32, u64>,
     peaks: BTreeMap<u32, u64>,
-    metrics: BTreeMap<(u32, Text), u64>,
+    metrics: metrics::Metrics,
+    exporters: BTreeMap<OpaqueId, Identity>,
     declared_floor: BTreeMap<u32, u64>,
     observers: Vec<Text>,
     remembered_dead: usize,
@@ -170,6 +193,7 @@ impl Ledger {
             devices,
             scan: None,
             xids: VecDeque::new(),
+            admin: VecDeque::new(),
             losses: Losses::default(),
             teardowns: BTreeMap::new(),
             processes: FxHashMap::default(),
@@ -183,7 +207,8 @@ impl Ledger {
             owners: owners::Owners::default(),
             failed_allocs: BTreeMap::new(),
             peaks: BTreeMap::new(),
-            metrics: BTreeMap::new(),
+            metrics: metrics::Metrics::default(),
+            exporters: BTreeMap::new(),
             declared_floor: config
                 .devices
                 .iter()
@@ -321,13 +346,26 @@ impl Ledger {
                 self.lost(record.ts_ns, *count, *since_ns, id);
             }
             Event::Resync { identity, live, balances, .. } => self.resync(*identity, live, balances, record.ts_ns),
+            Event::AdminEvent { action, device, gi, result } => {
+                if self.admin.len() == ADMIN {
+                    self.admin.pop_front();
+                }
+                self.admin.push_back(Admin {
+                    ns: record.ts_ns,
+                    action: action.clone(),
+                    device: *device,
+                    gi: *gi,
+                    result: result.clone().unwrap_or_default(),
+                });
+            }
+            Event::FdTransfer { .. } => self.transferred(record),
             Event::Kmsg { facility, code, device, .. } if facility == "xid" => {
                 if self.xids.len() == XIDS {
                     self.xids.pop_front();
                 }
                 self.xids.push_back(Xid { ns: record.ts_ns, code: *code, device: *device });
             }
-            Event::ServiceMetric { name, value, labels } => self.metric(name, *value, labels, record.ts_ns),
+            Event::ServiceMetric { .. } => self.metric(record),
             Event::ContainerEvent { container, phase } => {
                 self.owners.told(OwnerKind::Container, container, phase, record.ts_ns);
             }
@@ -347,25 +385,6 @@ impl Ledger {
         self.active.clear();
         self.pulse += 1;
         self.forget_the_old();
-    }
-
-    fn metric(&mut self, name: &Text, value: f64, labels: &BTreeMap<String, serde_json::Value>, ns: u64) {
-        let Some(tgid) =
-            labels.get("tgid").and_then(serde_json::Value::as_u64).and_then(|tgid| u32::try_from(tgid).ok())
-        else {
-            return;
-        };
-        let key = (tgid, name.clone());
-        if self.metrics.len() >= METRICS && !self.metrics.contains_key(&key) {
-            self.metrics.pop_first();
-        }
-        let changed = self.metrics.insert(key, value.to_bits()).is_some_and(|before| before != value.to_bits());
-        if changed
-            && let Some(id) = self.by_tgid.get(&tgid)
-            && let Some(process) = self.processes.get_mut(id)
-        {
-            process.service_ns = Some(ns);
-        }
     }
 
     fn tally(map: &mut BTreeMap<u32, u64>, tgid: u32) -> Option<&mut u64> {

@@ -19,6 +19,7 @@ pub mod probe;
 pub mod proc;
 pub mod record;
 pub mod replay;
+mod robust;
 pub mod scenario;
 pub mod sink;
 pub mod units;

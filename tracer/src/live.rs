@@ -235,6 +235,7 @@ impl Live {
                         total: None,
                         reserved: None,
                         procs: Vec::new(),
+                        gpu_util: None,
                         dur_ns: 0,
                     },
                 );

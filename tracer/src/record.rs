@@ -447,6 +447,9 @@ pub enum Event {
         reserved: Option<u64>,
         #[serde(default)]
         procs: Vec<NvmlRow>,
+        /// Share of the last sample period in which some kernel ran, in percent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        gpu_util: Option<u32>,
         #[serde(default)]
         dur_ns: u64,
     },

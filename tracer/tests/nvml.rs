@@ -68,7 +68,7 @@ fn flat(events: Vec<Event>) -> Vec<Sample> {
     events
         .into_iter()
         .map(|event| match event {
-            Event::NvmlSample { device, gi, status, used, total, reserved, procs, dur_ns } => {
+            Event::NvmlSample { device, gi, status, used, total, reserved, procs, dur_ns, .. } => {
                 assert!(dur_ns > 0);
                 (device, gi, status.to_string(), used, total, reserved, procs)
             }

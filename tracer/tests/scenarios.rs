@@ -5,19 +5,6 @@ mod corpus;
 use vramtrace::engine::EngineConfig;
 use vramtrace::{replay, sink};
 
-/// Scenarios whose verdicts need a detector of the next issue (allocator cache, stray
-/// context, stuck in driver, idle holder, pool retention, observer holds device). All their other aspects
-/// must pass already: nothing false is raised about them.
-const DETECTOR_COMES_WITH_ISSUE_3: [&str; 7] = [
-    "d04_caching_allocator_plateau",
-    "d16_every_rank_opens_gpu0",
-    "d18_exit_blocked_inside_driver",
-    "d19_idle_pool_worker_keeps_context",
-    "d20_stream_ordered_pool_never_trimmed",
-    "d25_monitoring_agent_blocks_reconfiguration",
-    "d26_backend_never_returns_memory_by_design",
-];
-
 #[test]
 fn every_scenario_gets_the_verdict_it_expects() {
     let cases = corpus::all();
@@ -26,12 +13,8 @@ fn every_scenario_gets_the_verdict_it_expects() {
     for case in &cases {
         let report = replay::replay(&case.path, EngineConfig::default()).unwrap();
         let faults = corpus::score(&case.json, &report);
-        let later = DETECTOR_COMES_WITH_ISSUE_3.contains(&case.id.as_str());
-        if if later { faults.but_raised() } else { faults.any() } {
+        if faults.any() {
             wrong.push(format!("{}: {faults:#?}", case.id));
-        }
-        if later && faults.raised.is_empty() {
-            wrong.push(format!("{} passes now: take it off the list", case.id));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -19,15 +19,17 @@
 //! if each cycle gives back half of what was held, as unloading a model does, and keeps about as
 //! much or ever more), with the last third still rising.
 
+use super::fragmentation_growth;
+use super::standing::Standing;
 use super::{Detector, process_name};
 use crate::engine::{Book, Claim, EngineConfig, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
+use crate::ledger::Process;
 use crate::ledger::books::Books;
 use crate::ledger::trend::{Class, ClassKey, Floor};
-use crate::ledger::{Effect, Process};
 use crate::record::Identity;
 use crate::units::{GIB, MIB, SECOND, at, clock, duration, plural, shown, size};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 const CATEGORY: Category = Category::AppLeak;
 /// Growth may pause for this long whatever its usual gap is.
@@ -35,47 +37,35 @@ const PAUSE_NS: u64 = 5 * SECOND;
 /// A leak that has taken this much is critical.
 const CRITICAL: u64 = 8 * GIB;
 
-/// Leaks that are open, by process.
-#[derive(Debug, Default)]
+/// Growth that its owner forgot.
+#[derive(Debug)]
 pub(super) struct AppLeak {
-    open: BTreeMap<Identity, BTreeSet<String>>,
+    standing: Standing,
+}
+
+impl Default for AppLeak {
+    fn default() -> Self {
+        Self { standing: Standing::new(CATEGORY) }
+    }
 }
 
 impl Detector for AppLeak {
     fn observe(&mut self, moment: &Moment<'_>, book: &mut Book) {
-        for effect in moment.ledger.effects() {
-            if let Effect::Died(id) = effect {
-                for key in self.open.remove(id).into_iter().flatten() {
-                    book.close(CATEGORY, &key, "the process ended, and its memory with it");
-                }
-            }
-        }
+        self.standing.bury(moment, book, "the process ended, and its memory with it");
         if !moment.pulse {
             return;
         }
         // Those that did something may have begun to leak; those that leak may have stopped.
         let mut look: BTreeSet<Identity> = moment.ledger.active().iter().copied().collect();
-        look.extend(self.open.keys().copied());
+        look.extend(self.standing.about());
         for id in look {
-            let claims = moment.ledger.process(&id).map(|process| judge(process, moment)).unwrap_or_default();
-            let mut keys = BTreeSet::new();
-            for claim in claims {
-                keys.insert(claim.key.clone());
-                book.raise(claim);
-            }
-            for key in self.open.remove(&id).into_iter().flatten() {
-                if !keys.contains(&key) {
-                    book.close(CATEGORY, &key, "the growth has stopped or the memory was given back");
-                }
-            }
-            if !keys.is_empty() {
-                self.open.insert(id, keys);
-            }
+            let claims = moment.ledger.process(&id).map(|process| judge(process, moment, book)).unwrap_or_default();
+            self.standing.hold(id, claims, book, "the growth has stopped or the memory was given back");
         }
     }
 }
 
-fn judge(process: &Process, moment: &Moment<'_>) -> Vec<Claim> {
+fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
     let Some(books) = process.books.as_deref().filter(|_| process.is_alive()) else { return Vec::new() };
     let mut claims = refused(process, books, moment);
     if books.unreliable_since_ns.is_some() || books.reused > 0 && !books.resynced {
@@ -99,8 +89,15 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Vec<Claim> {
             claims.push(survivors_claim(process, key, class, &others));
         }
     }
+    // Where the framework says that its objects do not grow, its allocator is what grows.
+    let fragments = |device: Option<u32>| {
+        device.is_some_and(|device| {
+            book.is_open(Category::FragmentationGrowth, &fragmentation_growth::key(process, device))
+        })
+    };
+    claims.retain(|claim| claim.subject.scope.as_deref() != Some("device") || !fragments(claim.subject.device));
     for (&device, on_device) in &books.devices {
-        if told.contains(&(device, false)) {
+        if fragments(device) || told.contains(&(device, false)) {
             continue;
         }
         if let Some(rise) = rising(&on_device.cycles.floors, moment.config)
@@ -121,7 +118,9 @@ fn follows(process: &Process, device: Option<u32>, gained: u64, moment: &Moment<
     };
     let owned =
         process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |books| books.owned.bytes);
-    let stale = moment.ledger.billed(process, device).is_none();
+    // A row from before the last call says nothing of it.
+    let moved = process.books.as_ref().and_then(|books| books.devices.get(&Some(device))).map_or(0, |on| on.last_ns);
+    let stale = moment.ledger.billed(process, device).is_none() || row.ns < moved;
     // Rows lag by a sample; half of what was gained must have arrived.
     stale || row.used.saturating_add(gained / 2) >= owned
 }

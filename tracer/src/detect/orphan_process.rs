@@ -288,7 +288,7 @@ fn claim(
     let state = process
         .state
         .as_ref()
-        .map_or_else(String::new, |(state, ns)| format!(", state {} {}", shown(state, 8), at(*ns)));
+        .map_or_else(String::new, |state| format!(", state {} {}", shown(&state.letter, 8), at(state.ns)));
     let host =
         process.nspid.map_or_else(String::new, |nspid| format!("; host pid {}, pid {nspid} inside", process.id.tgid));
     evidence.push(format!(

@@ -18,6 +18,7 @@ use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::{Effect, Process};
 use crate::record::{Event, Identity, Text};
+use crate::robust::trend;
 use crate::units::{MIB, SECOND, clock, duration, plural, size};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -150,7 +151,7 @@ impl Pool {
         self.context_ns = self.context_ns.saturating_add(books.context_ns.min(life));
         self.contexts = self.contexts.saturating_add(books.contexts_created);
         self.peak = self.peak.max(books.peak);
-        if process.death.is_some_and(|death| !death.told().ends_with("code 0")) {
+        if process.death.is_some_and(|death| !death.was_clean()) {
             self.failed += 1;
         }
         if self.recent.len() == RECENT {
@@ -204,13 +205,16 @@ impl Pool {
         }
         let mut severity = Severity::Warning;
         for (device, points) in &self.devices {
-            let Some(slope) = slope(points) else { continue };
-            let gained = slope * workers as f64;
-            if slope >= RESIDUE && gained >= config.held_floor_bytes as f64 {
+            let Some(trend) = trend(points) else { continue };
+            let gained = trend.slope * workers as f64;
+            // Driver evidence only where the whole confidence interval is a rise.
+            if trend.rises() && trend.slope >= RESIDUE && gained >= config.held_floor_bytes as f64 {
                 severity = Severity::Critical;
                 evidence.push(format!(
-                    "GPU {device} keeps {} more after each exit ({} in all, {} points): the driver does not give everything back",
-                    size(slope as u64),
+                    "GPU {device} keeps {} more after each exit (95% between {} and {}; {} in all, {} points): the driver does not give everything back",
+                    size(trend.slope as u64),
+                    size(trend.low.max(0.0) as u64),
+                    size(trend.high.max(0.0) as u64),
                     size(gained as u64),
                     points.len()
                 ));
@@ -259,35 +263,12 @@ fn median(values: impl Iterator<Item = u64>) -> u64 {
     values.get(values.len() / 2).copied().unwrap_or(0)
 }
 
-/// Median of the slopes between all pairs of points (Theil and Sen), in bytes for each exit.
-fn slope(points: &[(u64, u64)]) -> Option<f64> {
-    if points.len() < 6 {
-        return None;
-    }
-    let mut slopes = Vec::new();
-    for (index, &(x1, y1)) in points.iter().enumerate() {
-        for &(x2, y2) in points.iter().skip(index + 1) {
-            if x2 > x1 {
-                slopes.push((y2 as f64 - y1 as f64) / (x2 - x1) as f64);
-            }
-        }
-    }
-    slopes.sort_by(f64::total_cmp);
-    slopes.get(slopes.len() / 2).copied()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{median, slope};
+    use super::median;
 
     #[test]
-    fn medians_and_slopes_are_robust() {
+    fn the_median_is_the_middle() {
         assert_eq!(median([5, 1, 9].into_iter()), 5);
-        let line: Vec<(u64, u64)> = (0..10).map(|x| (x, 100 + 7 * x)).collect();
-        assert!((slope(&line).unwrap() - 7.0).abs() < 1e-9);
-        let mut spiked = line;
-        spiked[4].1 = 1_000_000;
-        assert!((slope(&spiked).unwrap() - 7.0).abs() < 1e-9);
-        assert_eq!(slope(&spiked[..5]), None);
     }
 }

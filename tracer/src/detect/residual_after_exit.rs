@@ -77,9 +77,9 @@ fn departure(process: &Process) -> Departure {
     match (&process.gone_ns, &process.state) {
         (Some(ns), _) => Departure::Left(*ns),
         // A zombie has closed its files: only its entry is left.
-        (None, Some((state, ns))) if *ns >= died => {
-            if state.starts_with('Z') || state.starts_with('X') {
-                Departure::Zombie(*ns)
+        (None, Some(state)) if state.ns >= died => {
+            if state.letter.starts_with(['Z', 'X']) {
+                Departure::Zombie(state.ns)
             } else {
                 Departure::StillThere
             }

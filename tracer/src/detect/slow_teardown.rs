@@ -56,6 +56,8 @@ impl Detector for SlowTeardown {
                 );
             } else if pending.is_held() {
                 book.close(CATEGORY, &name, "something still holds the memory");
+            } else if book.is_open(Category::StuckInDriver, &name) {
+                book.close(CATEGORY, &name, "its process hangs in the driver");
             } else if book.is_open(Category::ResidualAfterExit, &name) {
                 book.close(CATEGORY, &name, "it stayed past its whole grace and counts as a residue");
             } else if late {
@@ -102,10 +104,11 @@ fn claim(pending: &Pending<'_>, moment: &Moment<'_>) -> Claim {
     }
     if let Some(gone) = process.and_then(|process| process.gone_ns) {
         evidence.push(format!("left the process table {}", at(gone)));
-    } else if let Some((state, ns)) =
-        process.and_then(|process| process.state.as_ref()).filter(|(_, ns)| *ns >= teardown.exit_ns)
+    } else if let Some(state) =
+        process.and_then(|process| process.state.as_ref()).filter(|state| state.ns >= teardown.exit_ns)
     {
-        evidence.push(format!("exit seen but not reaped: state {} {}", crate::units::shown(state, 8), at(*ns)));
+        let letter = crate::units::shown(&state.letter, 8);
+        evidence.push(format!("exit seen but not reaped: state {letter} {}", at(state.ns)));
     }
     let outcome = if let Some(returned) = teardown.returned_ns {
         evidence.push(format!(

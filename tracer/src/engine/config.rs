@@ -83,6 +83,27 @@ pub struct EngineConfig {
     pub monitor_slow_ns: u64,
     /// With time passing and no sample for this long, NVML has gone silent.
     pub monitor_silence_ns: u64,
+    /// A task that sleeps uninterruptibly in the driver for this long is stuck; work under load takes
+    /// seconds, and the kernel itself complains after 120 s.
+    pub stuck_ns: u64,
+    /// An importer without a sign of work for this long has probably forgotten its import.
+    pub importer_idle_ns: u64,
+    /// A pool that nothing was allocated from for this long retains what it holds.
+    pub pool_idle_ns: u64,
+    /// Memory that has not moved for this long has reached a plateau.
+    pub plateau_ns: u64,
+    /// A context without memory for this long was not a step on the way.
+    pub stray_ns: u64,
+    /// Contexts of a lone process that never allocates are left alone for this long.
+    pub stray_alone_ns: u64,
+    /// Silence that makes a holder idle where something says that it is.
+    pub idle_told_ns: u64,
+    /// Silence that makes a holder idle where nothing does.
+    pub idle_silent_ns: u64,
+    /// A process that was locked for a checkpoint and not let go for this long is stuck.
+    pub checkpoint_ns: u64,
+    /// A refused change of a device matters for this long.
+    pub refused_change_ns: u64,
     /// Names (prefixes) of programs that open device files to watch, not to compute.
     pub observers: Vec<Text>,
     /// Dead processes remembered at most.
@@ -125,6 +146,16 @@ impl Default for EngineConfig {
             monitor_failures: 2,
             monitor_slow_ns: 5 * SECOND,
             monitor_silence_ns: 30 * SECOND,
+            stuck_ns: 60 * SECOND,
+            importer_idle_ns: 300 * SECOND,
+            pool_idle_ns: 60 * SECOND,
+            plateau_ns: 60 * SECOND,
+            stray_ns: 60 * SECOND,
+            stray_alone_ns: 300 * SECOND,
+            idle_told_ns: 900 * SECOND,
+            idle_silent_ns: 1800 * SECOND,
+            checkpoint_ns: 60 * SECOND,
+            refused_change_ns: 600 * SECOND,
             observers: [
                 "nv-hostengine",
                 "nvidia-persiste",

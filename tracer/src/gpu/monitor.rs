@@ -240,7 +240,7 @@ impl Monitor {
 }
 
 fn into_event(device: u32, sample: SampleReport) -> Event {
-    let SampleReport { gi, outcome, memory, procs, dur_ns } = sample;
+    let SampleReport { gi, outcome, memory, procs, gpu_util, dur_ns } = sample;
     let memory = memory.unwrap_or_default();
     Event::NvmlSample {
         device,
@@ -250,6 +250,7 @@ fn into_event(device: u32, sample: SampleReport) -> Event {
         total: memory.total,
         reserved: memory.reserved,
         procs,
+        gpu_util,
         dur_ns,
     }
 }
@@ -263,6 +264,7 @@ fn no_answer(device: u32, gi: Option<u32>, status: &Text, waited: Duration) -> E
         total: None,
         reserved: None,
         procs: Vec::new(),
+        gpu_util: None,
         dur_ns: u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX),
     }
 }

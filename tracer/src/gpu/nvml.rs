@@ -147,7 +147,9 @@ impl Driver {
                 row.gi = None;
             }
         }
-        SampleReport { gi, outcome, memory, procs, dur_ns: elapsed(begin) }
+        // Instances have no figure of their own, and neither have some devices.
+        let gpu_util = device.utilization_rates().ok().map(|rates| rates.gpu).filter(|_| gi.is_none());
+        SampleReport { gi, outcome, memory, procs, gpu_util, dur_ns: elapsed(begin) }
     }
 
     fn memory(&self, device: &Device<'_>) -> Result<Memory, u32> {
@@ -234,7 +236,14 @@ impl Driver {
 }
 
 fn failed(gi: Option<u32>, code: u32, begin: Instant) -> SampleReport {
-    SampleReport { gi, outcome: Outcome::Error(code), memory: None, procs: Vec::new(), dur_ns: elapsed(begin) }
+    SampleReport {
+        gi,
+        outcome: Outcome::Error(code),
+        memory: None,
+        procs: Vec::new(),
+        gpu_util: None,
+        dur_ns: elapsed(begin),
+    }
 }
 
 fn refused(library: Text, error: NvmlError) -> Failure {

@@ -62,6 +62,7 @@ pub(super) struct SampleReport {
     pub(super) outcome: Outcome,
     pub(super) memory: Option<Memory>,
     pub(super) procs: Vec<NvmlRow>,
+    pub(super) gpu_util: Option<u32>,
     pub(super) dur_ns: u64,
 }
 

@@ -3,11 +3,14 @@
 mod contexts;
 mod entry_points;
 mod mappings;
+mod pools;
 mod restate;
 
 pub(super) use contexts::ContextEnd;
 pub(super) use entry_points::{family_of, layer_of};
+pub use pools::Pool;
 
+use super::series::Series;
 use super::trend::{Class, ClassKey, Cycles};
 use crate::record::{OpaqueId, Text};
 use std::collections::{BTreeMap, HashMap};
@@ -51,8 +54,8 @@ pub(super) struct Allocation {
     pub(super) device: Option<u32>,
     pub(super) family: Family,
     pub(super) layer: Layer,
-    /// Serial number of its context; 0 where no context owns it or it is not known.
-    pub(super) context: u32,
+    /// Serial number of its context, or of its pool; 0 where neither owns it or it is not known.
+    pub(super) owner: u32,
     /// Index of its class.
     class: u32,
     /// Handle references and mappings that keep a VMM block.
@@ -111,6 +114,24 @@ pub struct DeviceBooks {
     pub managed: Balance,
     /// Work cycles in the sum of both.
     pub cycles: Cycles,
+    /// Last time something was allocated or given back there.
+    pub last_ns: u64,
+    /// What NVML bills beyond the books.
+    pub gap: Gap,
+}
+
+/// What NVML bills a process beyond its books: contexts, code, local memory, page rounding, pages a
+/// pool keeps, and whatever allocates without a traced call.
+#[derive(Clone, Debug, Default)]
+pub struct Gap {
+    /// Least so far, which is learned as the process's fixed overhead.
+    pub least: Option<u64>,
+    /// Last.
+    pub last: u64,
+    /// What nothing in the books can explain, over time.
+    pub unexplained: Series<(u64, u64)>,
+    /// What the books held, over time.
+    pub held: Series<(u64, u64)>,
 }
 
 impl DeviceBooks {
@@ -196,6 +217,12 @@ pub struct Books {
     pub resynced: bool,
     /// Successful releases of device memory.
     pub frees: u64,
+    /// Stream-ordered pools, by serial number less one.
+    pub pools: Vec<Pool>,
+    /// Code modules loaded and unloaded ever.
+    pub modules_loaded: u64,
+    /// Unloaded.
+    pub modules_unloaded: u64,
     /// Imports by pointer.
     pub imports: BTreeMap<OpaqueId, Import>,
     classes: Vec<(Option<ClassKey>, Class)>,
@@ -233,6 +260,7 @@ pub(super) struct New<'a> {
     pub(super) device: Option<u32>,
     pub(super) ctx: Option<&'a OpaqueId>,
     pub(super) stack: Option<&'a OpaqueId>,
+    pub(super) pool: Option<&'a OpaqueId>,
 }
 
 impl Books {
@@ -253,9 +281,34 @@ impl Books {
         found
     }
 
+    /// A sample told what NVML bills on a device.
+    pub(super) fn billed(&mut self, device: u32, used: u64, ns: u64) {
+        if self.unreliable_since_ns.is_some() || !self.devices.contains_key(&Some(device)) {
+            return;
+        }
+        let shared = self.imports.values().filter(|import| import.device == Some(device));
+        let shared = shared.fold(0_u64, |sum, import| sum.saturating_add(import.size));
+        let kept = self.pools.iter().filter(|pool| pool.device == Some(device));
+        let kept = kept.fold(0_u64, |sum, pool| sum.saturating_add(pool.used.peak - pool.used.bytes));
+        let Some(books) = self.devices.get_mut(&Some(device)) else { return };
+        let gap = used.saturating_sub(books.owned.bytes);
+        // Blocks take whole pages of 2 MiB; small ones share them.
+        let rounding = books.owned.count.saturating_mul(2 << 20).min(books.owned.bytes / 2 + (64 << 20));
+        let unexplained = gap.saturating_sub(shared).saturating_sub(kept).saturating_sub(rounding);
+        books.gap.least = Some(books.gap.least.map_or(gap, |least| least.min(gap)));
+        books.gap.last = gap;
+        books.gap.unexplained.push((ns, unexplained));
+        books.gap.held.push((ns, books.owned.bytes));
+    }
+
     /// Live allocations.
     pub fn live_count(&self) -> usize {
         self.live.len()
+    }
+
+    /// Size and device of a live allocation.
+    pub(super) fn look_up(&self, space: Space, handle: &OpaqueId) -> Option<(u64, Option<u32>)> {
+        self.live.get(&Key { space, handle: handle.clone() }).map(|block| (block.size, block.device))
     }
 
     pub(super) fn holds(&self, space: Space, handle: &OpaqueId) -> bool {
@@ -285,8 +338,9 @@ impl Books {
 
     fn insert(&mut self, key: Key, new: &New<'_>) {
         let host = new.family == Family::Host;
-        let context = match new.family {
-            Family::Pool | Family::Vmm => 0,
+        let owner = match new.family {
+            Family::Pool => self.pool_allocated(new),
+            Family::Vmm => 0,
             _ => self.context_of(new.ctx, new.device),
         };
         let class = self.class_of(new.size, new.stack, new.device, host);
@@ -298,6 +352,7 @@ impl Books {
         let frees = self.frees;
         let bytes = if host { self.host.bytes } else { self.bytes };
         if let Some((_, class)) = self.classes.get_mut(class as usize) {
+            class.family.get_or_insert(new.family);
             class.allocated(new.ns, new.tid, frees, bytes);
         }
         self.live.insert(
@@ -308,7 +363,7 @@ impl Books {
                 device: new.device,
                 family: new.family,
                 layer: new.layer,
-                context,
+                owner,
                 class,
                 refs: 1,
                 maps: 0,
@@ -353,9 +408,13 @@ impl Books {
             self.host.sub(gone.size);
             return;
         }
+        if gone.family == Family::Pool {
+            self.pool_freed(gone, ns);
+        }
         self.bytes = self.bytes.saturating_sub(gone.size);
         let device = self.devices.entry(gone.device).or_default();
         if gone.family == Family::Managed { &mut device.managed } else { &mut device.owned }.sub(gone.size);
+        device.last_ns = ns;
         device.cycles.moved(ns, device.owned.bytes.saturating_add(device.managed.bytes));
     }
 
@@ -364,6 +423,7 @@ impl Books {
         self.peak = self.peak.max(self.bytes);
         let device = self.devices.entry(device).or_default();
         if family == Family::Managed { &mut device.managed } else { &mut device.owned }.add(size);
+        device.last_ns = ns;
         device.cycles.moved(ns, device.owned.bytes.saturating_add(device.managed.bytes));
     }
 

@@ -7,9 +7,6 @@ use crate::record::{DeviceBalance, Event, Identity, LiveEntry, OpaqueId, Record,
 use crate::units::SECOND;
 use tracer_ebpf::Family;
 
-/// Exports remembered for one process.
-const EXPORTS: usize = 65_536;
-
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 
@@ -24,7 +21,7 @@ impl Ledger {
     pub(super) fn apply_call(&mut self, record: &Record) {
         let ns = record.ts_ns;
         match &record.event {
-            Event::Alloc { task, lib, api, handle, size, device, result, ctx, stack_id, begin_ns, .. } => {
+            Event::Alloc { task, lib, api, handle, size, device, result, ctx, stack_id, pool, begin_ns, .. } => {
                 let family = family_of(api);
                 self.alloc(
                     task,
@@ -41,6 +38,7 @@ impl Ledger {
                         device: *device,
                         ctx: ctx.as_ref(),
                         stack: stack_id.as_ref(),
+                        pool: pool.as_ref(),
                     },
                 );
             }
@@ -59,6 +57,7 @@ impl Ledger {
                     device: None,
                     ctx: ctx.as_ref(),
                     stack: None,
+                    pool: None,
                 },
             ),
             Event::Free { task, lib, api, handle, result, .. } => {
@@ -108,13 +107,9 @@ impl Ledger {
                     books.unmapped(va, *size, ns);
                 }
             }
-            Event::IpcExport { task, ipc_id: Some(ipc), result: 0, .. } => {
+            Event::IpcExport { task, ipc_id: Some(ipc), handle, result: 0, .. } => {
                 let Some(id) = self.caller(task, ns, Intent::Demand) else { return };
-                if let Some(process) = self.processes.get_mut(&id)
-                    && process.exports.len() < EXPORTS
-                {
-                    process.exports.entry(ipc.clone()).or_insert(ns);
-                }
+                self.exported(id, ipc, handle.as_ref(), ns);
             }
             Event::IpcImport { task, ipc_id: Some(ipc), handle: Some(handle), size, device, result: 0, .. } => {
                 let Some(id) = self.caller(task, ns, Intent::Demand) else { return };
@@ -128,19 +123,42 @@ impl Ledger {
                     books.import_closed(handle);
                 }
             }
+            Event::PoolAttr { task, pool, attr, value, result: 0, .. } if attr == "release_threshold" => {
+                let Some(id) = self.caller(task, ns, Intent::Demand) else { return };
+                if let Some(books) = self.books(id, ns) {
+                    books.pool_threshold(pool.as_ref(), *value);
+                }
+            }
+            Event::PoolTrim { task, pool, keep, result: 0, .. } => {
+                let Some(id) = self.caller(task, ns, Intent::Release) else { return };
+                if let Some(books) = self.books(id, ns) {
+                    books.pool_trimmed(pool.as_ref(), *keep, ns);
+                }
+            }
+            Event::ModuleLoad { task, count } => {
+                let Some(id) = self.caller(task, ns, Intent::Demand) else { return };
+                if let Some(books) = self.books(id, ns) {
+                    books.modules_loaded = books.modules_loaded.saturating_add(*count);
+                }
+            }
+            Event::ModuleUnload { task, count } => {
+                let Some(id) = self.caller(task, ns, Intent::Release) else { return };
+                if let Some(books) = self.books(id, ns) {
+                    books.modules_unloaded = books.modules_unloaded.saturating_add(*count);
+                }
+            }
+            Event::Checkpoint { task, api, target_tgid, result } => {
+                self.caller(task, ns, Intent::Release);
+                self.checkpoint(api, *target_tgid, *result, ns);
+            }
             Event::PoolAttr { task, .. }
-            | Event::ModuleLoad { task, .. }
             | Event::Map { task, .. }
             | Event::VaReserve { task, .. }
             | Event::IpcExport { task, .. }
             | Event::IpcImport { task, .. } => {
                 self.caller(task, ns, Intent::Demand);
             }
-            Event::PoolTrim { task, .. }
-            | Event::ModuleUnload { task, .. }
-            | Event::Unmap { task, .. }
-            | Event::IpcClose { task, .. }
-            | Event::Checkpoint { task, .. } => {
+            Event::PoolTrim { task, .. } | Event::Unmap { task, .. } | Event::IpcClose { task, .. } => {
                 self.caller(task, ns, Intent::Release);
             }
             _ => {}
@@ -279,6 +297,7 @@ impl Ledger {
                 device,
                 ctx: None,
                 stack: None,
+                pool: None,
             });
         }
         books.refused(api, result, ns, space == Space::Host);

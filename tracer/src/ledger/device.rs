@@ -95,6 +95,10 @@ pub struct Device {
     pub dur_ns: u64,
     /// Usual length of a call: a slow moving average.
     pub usual_ns: u64,
+    /// Since when every sample said that no kernel ran; `None` where that is not told.
+    pub quiet_since_ns: Option<u64>,
+    /// Last sample that said that some did.
+    pub busy_ns: Option<u64>,
     /// Whether totals are not supported.
     pub no_totals: bool,
     /// Whether rows came without sizes although they are not an instance's.
@@ -142,6 +146,19 @@ impl Device {
         self.dur_ns = dur_ns;
         self.usual_ns = if self.samples == 0 { dur_ns } else { self.usual_ns - self.usual_ns / 8 + dur_ns / 8 };
         self.samples += 1;
+    }
+
+    pub(super) fn utilized(&mut self, ns: u64, percent: Option<u32>) {
+        match percent {
+            None => self.quiet_since_ns = None,
+            Some(0) => {
+                self.quiet_since_ns.get_or_insert(ns);
+            }
+            Some(_) => {
+                self.quiet_since_ns = None;
+                self.busy_ns = Some(ns);
+            }
+        }
     }
 
     pub(super) fn sampled(&mut self, sample: Sample) {

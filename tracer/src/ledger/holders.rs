@@ -117,27 +117,6 @@ impl Ledger {
         search
     }
 
-    /// Live processes that other processes' imports of the dead one's memory keep alive.
-    pub fn importers_of(&self, dead: Identity) -> Vec<(Identity, u64)> {
-        let Some(process) = self.process(&dead) else { return Vec::new() };
-        if process.exports.is_empty() {
-            return Vec::new();
-        }
-        self.gpu_users()
-            .filter_map(|user| {
-                let books = user.books.as_ref()?;
-                let bytes: u64 = books
-                    .imports
-                    .values()
-                    .filter(|import| process.exports.contains_key(&import.ipc))
-                    .map(|import| import.size)
-                    .fold(0, u64::saturating_add);
-                (bytes > 0 || books.imports.values().any(|import| process.exports.contains_key(&import.ipc)))
-                    .then_some((user.id, bytes))
-            })
-            .collect()
-    }
-
     /// Whether this is a program that opens devices to watch them.
     pub fn is_observer(&self, id: Identity, comm: &str) -> bool {
         self.self_tgid == Some(id.tgid) || self.observers.iter().any(|prefix| comm.starts_with(prefix.as_str()))

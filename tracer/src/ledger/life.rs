@@ -1,6 +1,6 @@
 //! Births and deaths: identities, names, places, and when a process may be forgotten.
 
-use super::process::{Cause, Death, Image, Process, Seen};
+use super::process::{Cause, Death, Image, KernelMessage, Process, Seen};
 use super::{Effect, Ledger};
 use crate::record::{Event, Identity, Life, Record, Task};
 use crate::units::SECOND;
@@ -28,7 +28,7 @@ impl Ledger {
                 let id = self.born(life, Seen::Snapshot, ns);
                 let Some(process) = self.processes.get_mut(&id) else { return };
                 process.gpu_files |= !gpu_fds.is_empty();
-                process.state = Some((state.clone(), ns));
+                process.told_state(state, None, ns);
                 if process.gpu_files {
                     self.used_gpu(id);
                 }
@@ -60,6 +60,7 @@ impl Ledger {
                 process.comm.clone_from(&life.task.comm);
                 process.gpu_files = false;
                 process.exited_threads.clear();
+                process.checkpoint = None;
                 if let Some(books) = process.books.as_mut() {
                     books.replaced(ns);
                 }
@@ -87,8 +88,7 @@ impl Ledger {
             Event::ProcState { task, state, ppid, wchan, cgroup } => {
                 let id = self.resolve(task.identity);
                 let Some(process) = self.processes.get_mut(&id) else { return };
-                process.state = Some((state.clone(), ns));
-                process.wchan.clone_from(wchan);
+                process.told_state(state, wchan.as_ref(), ns);
                 let mut left_by = None;
                 if process.is_alive() {
                     process.alive_ns = ns;
@@ -125,7 +125,15 @@ impl Ledger {
                 if task.pid == id.tgid
                     && let Some(process) = self.processes.get_mut(&id)
                 {
-                    process.comm.clone_from(new_comm);
+                    let before = std::mem::replace(&mut process.comm, new_comm.clone());
+                    process.renamed = Some((before, ns));
+                }
+            }
+            Event::Kmsg { facility, pid: Some(pid), text, .. } => {
+                let id = self.resolve(Identity { tgid: *pid, start_ns: 0 });
+                if let Some(process) = self.processes.get_mut(&id) {
+                    let text = text.clone().unwrap_or_default();
+                    process.told_by_kernel(KernelMessage { ns, facility: facility.clone(), text });
                 }
             }
             Event::CgroupMove { task, old, new } => {

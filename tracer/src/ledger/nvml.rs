@@ -14,7 +14,9 @@ const SERIES: usize = 4096;
 
 impl Ledger {
     pub(super) fn apply_sample(&mut self, record: &Record) {
-        let Event::NvmlSample { device, gi, status, used, total, procs, dur_ns, .. } = &record.event else { return };
+        let Event::NvmlSample { device, gi, status, used, total, procs, gpu_util, dur_ns, .. } = &record.event else {
+            return;
+        };
         let (ns, device, gi) = (record.ts_ns, *device, *gi);
         if self.devices.len() >= SERIES && !self.devices.contains_key(&(device, gi)) {
             self.losses.dropped = self.losses.dropped.saturating_add(1);
@@ -32,6 +34,7 @@ impl Ledger {
             Health::Ok => {}
         }
         series.answered(ns, *dur_ns);
+        series.utilized(ns, *gpu_util);
         if let Some(pid) = implausible(procs, total.or(series.total)) {
             series.implausible += 1;
             series.implausible_pid = Some(pid);
@@ -76,18 +79,13 @@ impl Ledger {
         let key = (device, gi.or(row.gi));
         let Some(process) = self.processes.get_mut(&id).filter(|process| process.is_alive()) else { return };
         process.alive_ns = process.alive_ns.max(ns);
-        let entry = process.rows.entry(key).or_insert_with(|| Row {
-            ns,
-            used,
-            first_ns: ns,
-            first_used: used,
-            least: used,
-            mps: false,
-            graphics: false,
-        });
-        entry.used = if entry.ns == ns { entry.used.max(used) } else { used };
-        entry.ns = ns;
-        entry.least = entry.least.min(used);
+        let entry = process.rows.entry(key).or_insert_with(|| Row::new(ns, used));
+        entry.listed(ns, used);
+        if key.1.is_none()
+            && let Some(books) = process.books.as_mut()
+        {
+            books.billed(device, used, ns);
+        }
         entry.mps = row.kind.starts_with("M+");
         entry.graphics = row.kind == "G";
         self.used_gpu(id);

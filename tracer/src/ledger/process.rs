@@ -1,6 +1,8 @@
 //! One process: where it belongs, who made it, how it ended.
 
 use super::books::Books;
+use super::checkpoint::Checkpoint;
+use super::sharing::Export;
 use crate::record::{Identity, OpaqueId, Text};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -58,6 +60,11 @@ pub struct Death {
 }
 
 impl Death {
+    /// Whether it ended with success and not by a signal.
+    pub fn was_clean(&self) -> bool {
+        matches!(self.cause, Cause::Exit { code: 0, signal: 0 })
+    }
+
     /// In words: `killed by signal 9`, `exited with code 1`.
     pub fn told(&self) -> String {
         match self.cause {
@@ -77,6 +84,39 @@ pub struct Place {
     pub cgroup: Text,
 }
 
+/// State of a process as /proc tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// `R`, `S`, `D`, `Z` and their like.
+    pub letter: Text,
+    /// When it was told last.
+    pub ns: u64,
+    /// Since when it was told each time.
+    pub since_ns: u64,
+    /// How often in a row.
+    pub times: u32,
+    /// Kernel function it sleeps in, where told.
+    pub wchan: Option<Text>,
+}
+
+impl State {
+    /// Whether it sleeps and cannot be woken by a signal.
+    pub fn is_uninterruptible(&self) -> bool {
+        self.letter.starts_with('D')
+    }
+}
+
+/// A kernel message about a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelMessage {
+    /// When.
+    pub ns: u64,
+    /// `hung_task`, `oom_kill`, `warning` and their like.
+    pub facility: Text,
+    /// What it said, where told.
+    pub text: Text,
+}
+
 /// NVML's row of a process on one device or MIG instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
@@ -90,14 +130,50 @@ pub struct Row {
     pub first_used: u64,
     /// Least since it was last as low: the floor a leak would lift.
     pub least: u64,
+    /// Since when it has hardly changed.
+    pub steady_since_ns: u64,
+    /// Bytes billed then.
+    pub steady_used: u64,
     /// Whether it is an MPS client's.
     pub mps: bool,
     /// Whether it is graphics only.
     pub graphics: bool,
 }
 
+/// A row that moves by less than this, or than one part in 256, has hardly changed.
+const STEADY: u64 = 8 << 20;
+
+impl Row {
+    pub(super) fn new(ns: u64, used: u64) -> Self {
+        Self {
+            ns,
+            used,
+            first_ns: ns,
+            first_used: used,
+            least: used,
+            steady_since_ns: ns,
+            steady_used: used,
+            mps: false,
+            graphics: false,
+        }
+    }
+
+    pub(super) fn listed(&mut self, ns: u64, used: u64) {
+        // The compute and the graphics list may both name a process, with the same bytes.
+        self.used = if self.ns == ns { self.used.max(used) } else { used };
+        self.ns = ns;
+        self.least = self.least.min(used);
+        if self.used.abs_diff(self.steady_used) > STEADY.max(self.steady_used / 256) {
+            self.steady_since_ns = ns;
+            self.steady_used = self.used;
+        }
+    }
+}
+
 /// Places remembered for one process.
 const PLACES: usize = 8;
+/// Kernel messages remembered for one process.
+const MESSAGES: usize = 8;
 /// Exited threads remembered for one process.
 const THREADS: usize = 8192;
 
@@ -139,12 +215,10 @@ pub struct Process {
     pub image: Image,
     /// Whether it had device files open when it became known.
     pub gpu_files: bool,
-    /// State as /proc told it last, and when.
-    pub state: Option<(Text, u64)>,
+    /// State as /proc told it last.
+    pub state: Option<State>,
     /// Last time anything showed it alive.
     pub alive_ns: u64,
-    /// Kernel function it last slept in.
-    pub wchan: Option<Text>,
     /// Last signal sent to it.
     pub signal: Option<(i32, u64)>,
     /// When its first thread exited while others went on.
@@ -165,8 +239,14 @@ pub struct Process {
     pub books: Option<Box<Books>>,
     /// NVML's rows by device and MIG instance.
     pub rows: BTreeMap<(u32, Option<u32>), Row>,
-    /// Exports by id: the handle, and when it was offered.
-    pub exports: BTreeMap<OpaqueId, u64>,
+    /// What it offered to other processes, by id.
+    pub exports: BTreeMap<OpaqueId, Export>,
+    /// Whether it was checkpointed, once somebody tried.
+    pub checkpoint: Option<Checkpoint>,
+    /// Kernel messages about it, oldest first.
+    pub kernel_messages: Vec<KernelMessage>,
+    /// The name it had before it renamed itself, and when it did.
+    pub renamed: Option<(Text, u64)>,
     /// The pulse in which it was last noted as active.
     pub(super) active_in: u64,
 }
@@ -193,7 +273,6 @@ impl Process {
             gpu_files: false,
             state: None,
             alive_ns: ns,
-            wchan: None,
             signal: None,
             leader_exit_ns: None,
             exited_threads: BTreeSet::new(),
@@ -205,6 +284,9 @@ impl Process {
             books: None,
             rows: BTreeMap::new(),
             exports: BTreeMap::new(),
+            checkpoint: None,
+            kernel_messages: Vec::new(),
+            renamed: None,
             active_in: 0,
         }
     }
@@ -301,6 +383,26 @@ impl Process {
             self.places.remove(1);
         }
         self.places.push(Place { ns, cgroup: path.into() });
+    }
+
+    pub(super) fn told_state(&mut self, letter: &Text, wchan: Option<&Text>, ns: u64) {
+        match self.state.as_mut().filter(|state| state.letter == *letter) {
+            Some(state) => {
+                state.ns = ns;
+                state.times = state.times.saturating_add(1);
+                state.wchan = wchan.cloned().or(state.wchan.take());
+            }
+            None => {
+                self.state = Some(State { letter: letter.clone(), ns, since_ns: ns, times: 1, wchan: wchan.cloned() });
+            }
+        }
+    }
+
+    pub(super) fn told_by_kernel(&mut self, message: KernelMessage) {
+        if self.kernel_messages.len() == MESSAGES {
+            self.kernel_messages.remove(0);
+        }
+        self.kernel_messages.push(message);
     }
 
     pub(super) fn thread_exited(&mut self, tid: u32) {

@@ -3,6 +3,7 @@
 //! Both are kept in constant time and space for each call, however long the history is.
 
 use crate::record::OpaqueId;
+use tracer_ebpf::Family;
 
 /// What makes allocations alike: their size and, where known, the call path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +57,8 @@ pub struct Class {
     pub most: u64,
     /// Some of the threads that allocated.
     pub threads: Vec<u32>,
+    /// Kind of memory of the first one.
+    pub family: Option<Family>,
     stride: u64,
 }
 

@@ -204,11 +204,9 @@ pub(crate) struct Faults {
 
 impl Faults {
     pub(crate) fn any(&self) -> bool {
-        !self.raised.is_empty() || self.but_raised()
-    }
-
-    pub(crate) fn but_raised(&self) -> bool {
-        [&self.quiet, &self.evidence, &self.end_state, &self.quality].iter().any(|faults| !faults.is_empty())
+        [&self.raised, &self.quiet, &self.evidence, &self.end_state, &self.quality]
+            .iter()
+            .any(|faults| !faults.is_empty())
     }
 }
 

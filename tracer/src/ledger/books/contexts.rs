@@ -106,7 +106,7 @@ impl Books {
             .iter()
             .filter(|(_, allocation)| {
                 let in_context = !matches!(allocation.family, Family::Pool | Family::Vmm);
-                let ours = match (allocation.context, allocation.device) {
+                let ours = match (allocation.owner, allocation.device) {
                     (0, None) => last,
                     (0, device) => last_on_device && device == gone.device,
                     (serial, _) => serial == gone.serial,

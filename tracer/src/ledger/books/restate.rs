@@ -1,7 +1,7 @@
 //! Books that are replaced as a whole: by an exec, by death, by exact ones after a loss.
 
 use super::entry_points::family_of;
-use super::{Books, Cycles, Key, Layer, New, Space};
+use super::{Books, Cycles, Gap, Key, Layer, New, Pool, Space};
 use crate::record::{DeviceBalance, LiveEntry};
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,12 +18,14 @@ impl Books {
         self.live = HashMap::new();
         self.maps = BTreeMap::new();
         self.imports = BTreeMap::new();
+        self.pools = Vec::new();
         self.classes = Vec::new();
         self.class_index = HashMap::new();
         self.spent = Vec::new();
         self.unlisted = BTreeMap::new();
         for books in self.devices.values_mut() {
             books.cycles = Cycles::default();
+            books.gap = Gap::default();
         }
     }
 
@@ -44,6 +46,9 @@ impl Books {
             resynced: true,
             frees: self.frees,
             imports: std::mem::take(&mut self.imports),
+            modules_loaded: self.modules_loaded,
+            modules_unloaded: self.modules_unloaded,
+            pools: self.pools.iter().map(Pool::emptied).collect(),
             serial: self.serial,
             ..Self::new(self.first_ns)
         };
@@ -63,6 +68,7 @@ impl Books {
                 device: entry.device,
                 ctx: None,
                 stack: None,
+                pool: None,
             };
             let key = Key { space: Space::of(family), handle: entry.handle.clone() };
             if !self.live.contains_key(&key) {
