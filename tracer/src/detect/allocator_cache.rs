@@ -7,6 +7,7 @@
 //! Evidence needed: what the process holds has not moved for a while, and one of:
 //! * its own metric of allocated bytes is, or was, well below what it holds;
 //! * it has unloaded and loaded again, at least twice, with the same footprint throughout.
+//!
 //! High confidence where the metric has also moved while the memory stood still.
 //! Refuted by: growth. A plateau alone is no finding: weights and KV pools stand still as well.
 //!

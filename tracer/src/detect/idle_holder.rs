@@ -138,7 +138,7 @@ fn claim(
     let parent = process.parent.and_then(|parent| ledger.process(&parent));
     match parent {
         Some(parent) if parent.is_alive() => {
-            evidence.push(format!("parent {} alive ({}): it is no orphan", parent.id.tgid, shown(&parent.comm, 32)))
+            evidence.push(format!("parent {} alive ({}): it is no orphan", parent.id.tgid, shown(&parent.comm, 32)));
         }
         _ => evidence.push(format!("parent {}", process.ppid)),
     }

@@ -42,7 +42,7 @@ pub(super) struct IpcPinned {
 impl Detector for IpcPinned {
     fn observe(&mut self, moment: &Moment<'_>, book: &mut Book) {
         let died = moment.ledger.effects().iter().any(|effect| matches!(effect, crate::ledger::Effect::Died(_)));
-        if moment.sweep == Sweep::None && !(died && !self.open.is_empty()) {
+        if moment.sweep == Sweep::None && (!died || self.open.is_empty()) {
             return;
         }
         let mut groups: BTreeMap<Key, Vec<Pin>> = BTreeMap::new();

@@ -20,7 +20,7 @@ use super::{Detector, process_name};
 use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::Process;
-use crate::ledger::books::Books;
+use crate::ledger::books::{Books, DeviceBooks};
 use crate::ledger::checkpoint::Phase;
 use crate::units::{MIB, at, clock, duration, size};
 
@@ -40,7 +40,7 @@ pub(super) fn detector() -> Box<dyn Detector> {
 fn holds(books: &Books, device: u32) -> u64 {
     let imports = books.imports.values().filter(|import| import.device == Some(device));
     let imports = imports.fold(0_u64, |sum, import| sum.saturating_add(import.size.max(1)));
-    books.devices.get(&Some(device)).map_or(0, |on| on.bytes()).saturating_add(imports)
+    books.devices.get(&Some(device)).map_or(0, DeviceBooks::bytes).saturating_add(imports)
 }
 
 /// Devices on which a process has a context and next to nothing else.
@@ -147,7 +147,7 @@ fn claim(
         format!("only {} allocated on device {device}; NVML bills {} ({billed} bytes) there", size(held), size(billed))
     });
     if let Some(device) = work {
-        let bytes = books.devices.get(&Some(device)).map_or(0, |on| on.bytes());
+        let bytes = books.devices.get(&Some(device)).map_or(0, DeviceBooks::bytes);
         evidence.push(format!("primary device {device}: {} allocated there", size(bytes)));
     } else {
         evidence.push("it has nothing allocated on any device".to_owned());

@@ -86,16 +86,13 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Vec<Claim> {
     let certain = slept >= config.stuck_ns || hung.is_some();
     let mut claims = Vec::new();
     for (device, gi, bytes, pinned) in held {
-        let due = match process.death {
+        let due = if let Some(death) = process.death {
             // Still asleep where it should long have let go.
-            Some(death) => {
-                let late = state.ns.saturating_sub(death.ns) >= config.teardown_grace_ns(pinned);
-                late && (state.times >= 2 || hung.is_some())
-            }
-            None => {
-                let killed_long = killed.is_some_and(|(_, ns)| state.ns.saturating_sub(ns) >= config.stuck_ns);
-                state.times >= 2 && slept >= config.stuck_ns && (in_driver || killed_long || hung.is_some())
-            }
+            let late = state.ns.saturating_sub(death.ns) >= config.teardown_grace_ns(pinned);
+            late && (state.times >= 2 || hung.is_some())
+        } else {
+            let killed_long = killed.is_some_and(|(_, ns)| state.ns.saturating_sub(ns) >= config.stuck_ns);
+            state.times >= 2 && slept >= config.stuck_ns && (in_driver || killed_long || hung.is_some())
         };
         if due {
             claims.push(claim(process, state, device, gi, bytes, certain, moment));
