@@ -36,6 +36,8 @@ pub struct Moment<'a> {
     pub pulse: bool,
     /// Which live processes it is time to look at.
     pub sweep: Sweep,
+    /// Those processes.
+    pub swept: &'a [&'a Process],
 }
 
 /// Which live GPU users are looked at.
@@ -53,16 +55,6 @@ impl Moment<'_> {
     /// The time of the record.
     pub fn now(&self) -> u64 {
         self.ledger.now
-    }
-
-    /// The live GPU users that it is time to look at.
-    pub fn swept(&self) -> impl Iterator<Item = &Process> {
-        let sweep = self.sweep;
-        let users = (sweep != Sweep::None).then(|| self.ledger.gpu_users());
-        users.into_iter().flatten().filter(move |user| match sweep {
-            Sweep::Device(device) => user.rows.keys().any(|&(on, _)| on == device),
-            Sweep::None | Sweep::All => true,
-        })
     }
 }
 
@@ -160,10 +152,15 @@ impl Engine {
     }
 
     fn look(&mut self, event: &Event, pulse: bool, sweep: Sweep) {
-        if pulse {
-            self.ledger.tidy();
-        }
-        let moment = Moment { event, ledger: &self.ledger, config: &self.config, pulse, sweep };
+        let swept: Vec<&Process> = match sweep {
+            Sweep::None => Vec::new(),
+            Sweep::All => self.ledger.gpu_users().collect(),
+            Sweep::Device(device) => {
+                let listed = |user: &&Process| user.rows.keys().any(|&(on, _)| on == device);
+                self.ledger.gpu_users().filter(listed).collect()
+            }
+        };
+        let moment = Moment { event, ledger: &self.ledger, config: &self.config, pulse, sweep, swept: &swept };
         self.book.now(self.ledger.now);
         for detector in &mut self.detectors {
             detector.observe(&moment, &mut self.book);
@@ -171,6 +168,9 @@ impl Engine {
         if pulse {
             self.next_pulse_ns = self.ledger.now.saturating_add(PULSE_NS);
             self.ledger.pulse_done();
+        }
+        if sweep == Sweep::All {
+            self.ledger.forget_the_old();
         }
     }
 

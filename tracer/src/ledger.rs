@@ -242,7 +242,7 @@ impl Ledger {
         self.users.iter().filter_map(|id| self.processes.get(id))
     }
 
-    /// Processes that made driver calls since the last pulse, in the order of their identities.
+    /// Processes that made driver calls since the last pulse, in no order.
     pub fn active(&self) -> &[Identity] {
         &self.active
     }
@@ -375,16 +375,10 @@ impl Ledger {
         }
     }
 
-    /// Work that is done once in a while rather than for each record.
-    pub(crate) fn tidy(&mut self) {
-        self.active.sort_unstable();
-    }
-
     /// Ends a pulse: who is active is counted anew.
     pub(crate) fn pulse_done(&mut self) {
         self.active.clear();
         self.pulse += 1;
-        self.forget_the_old();
     }
 
     fn tally(map: &mut BTreeMap<u32, u64>, tgid: u32) -> Option<&mut u64> {

@@ -23,7 +23,7 @@ impl Trend {
 
 /// Judges points (x, y) of which the x never fall. `None` with fewer than six.
 ///
-/// The cost is quadratic: callers keep at most some 64 points.
+/// The cost is quadratic: callers keep at most some 64 points, and check what is cheap first.
 pub(crate) fn trend(points: &[(u64, u64)]) -> Option<Trend> {
     if points.len() < 6 {
         return None;
@@ -38,7 +38,7 @@ pub(crate) fn trend(points: &[(u64, u64)]) -> Option<Trend> {
             }
         }
     }
-    slopes.sort_by(f64::total_cmp);
+    slopes.sort_unstable_by(f64::total_cmp);
     let count = points.len() as f64;
     let deviation = ((count * (count - 1.0) * (2.0 * count + 5.0) - ties(points)) / 18.0).max(0.0).sqrt();
     let z = if sign == 0 || deviation == 0.0 { 0.0 } else { (sign - sign.signum()) as f64 / deviation };

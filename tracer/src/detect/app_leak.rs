@@ -22,7 +22,7 @@
 use super::fragmentation_growth;
 use super::standing::Standing;
 use super::{Detector, process_name};
-use crate::engine::{Book, Claim, EngineConfig, Moment};
+use crate::engine::{Book, Claim, EngineConfig, Moment, Sweep};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::Process;
 use crate::ledger::books::Books;
@@ -34,6 +34,8 @@ use std::collections::BTreeSet;
 const CATEGORY: Category = Category::AppLeak;
 /// Growth may pause for this long whatever its usual gap is.
 const PAUSE_NS: u64 = 5 * SECOND;
+/// Growth is judged at most this often.
+const LOOK_NS: u64 = SECOND;
 /// A leak that has taken this much is critical.
 const CRITICAL: u64 = 8 * GIB;
 
@@ -41,11 +43,14 @@ const CRITICAL: u64 = 8 * GIB;
 #[derive(Debug)]
 pub(super) struct AppLeak {
     standing: Standing,
+    /// Processes that made calls since the last look.
+    stirred: Vec<Identity>,
+    next_ns: u64,
 }
 
 impl Default for AppLeak {
     fn default() -> Self {
-        Self { standing: Standing::new(CATEGORY) }
+        Self { standing: Standing::new(CATEGORY), stirred: Vec::new(), next_ns: 0 }
     }
 }
 
@@ -55,10 +60,15 @@ impl Detector for AppLeak {
         if !moment.pulse {
             return;
         }
+        self.stirred.extend(moment.ledger.active());
+        if moment.now() < self.next_ns && moment.sweep != Sweep::All {
+            return;
+        }
+        self.next_ns = moment.now().saturating_add(LOOK_NS);
         // Those that did something may have begun to leak; those that leak may have stopped.
-        let mut look: BTreeSet<Identity> = moment.ledger.active().iter().copied().collect();
-        look.extend(self.standing.about());
-        for id in look {
+        self.stirred.extend(self.standing.about());
+        let stirred: BTreeSet<Identity> = self.stirred.drain(..).collect();
+        for id in stirred {
             let claims = moment.ledger.process(&id).map(|process| judge(process, moment, book)).unwrap_or_default();
             self.standing.hold(id, claims, book, "the growth has stopped or the memory was given back");
         }
@@ -90,10 +100,12 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
         }
     }
     // Where the framework says that its objects do not grow, its allocator is what grows.
+    let fragmenting = book.has_open(Category::FragmentationGrowth);
     let fragments = |device: Option<u32>| {
-        device.is_some_and(|device| {
-            book.is_open(Category::FragmentationGrowth, &fragmentation_growth::key(process, device))
-        })
+        fragmenting
+            && device.is_some_and(|device| {
+                book.is_open(Category::FragmentationGrowth, &fragmentation_growth::key(process, device))
+            })
     };
     claims.retain(|claim| claim.subject.scope.as_deref() != Some("device") || !fragments(claim.subject.device));
     for (&device, on_device) in &books.devices {
@@ -322,7 +334,7 @@ fn rising(floors: &[Floor], config: &EngineConfig) -> Option<Rise> {
     // The start of a program is no cycle of it: judge the latter three quarters.
     let judged = floors.get(floors.len() / 4..).filter(|judged| judged.len() >= 3)?;
     let start = judged.first()?;
-    let gained = last.bytes.checked_sub(start.bytes)?;
+    let gained = last.bytes.checked_sub(start.bytes).filter(|&gained| gained >= config.held_floor_bytes / 2)?;
     let steps: Vec<u64> = judged.windows(2).filter_map(|pair| pair[1].bytes.checked_sub(pair[0].bytes)).collect();
     let all_rise = steps.len() + 1 == judged.len() && steps.iter().all(|&step| step > 0);
     let mut quarters = [0_u64; 4];

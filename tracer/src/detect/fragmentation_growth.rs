@@ -44,7 +44,7 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
     let Some((device, on)) = largest.max_by_key(|(device, on)| (on.owned.bytes, u32::MAX - device)) else {
         return Vec::new();
     };
-    let Some(rise) = rising(on.gap.held.points()).filter(|rise| rise.gained >= GAINED) else { return Vec::new() };
+    let Some(rise) = rising(on.gap.held.points(), GAINED) else { return Vec::new() };
     let (first, last) = (rise.first(), rise.last());
     let held = on.owned.bytes;
     let during = || metric.history.points().iter().filter(|(ns, _)| *ns >= first.0).map(|&(_, bytes)| bytes);

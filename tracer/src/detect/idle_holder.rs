@@ -56,9 +56,6 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
         if row.used < config.held_floor_bytes || ledger.billed(process, device).is_none() {
             continue;
         }
-        if book.is_open(Category::OrphanProcess, &format!("{}-gpu{device}", process.id)) {
-            continue;
-        }
         let renamed = process.renamed.as_ref().map_or(0, |(_, ns)| *ns);
         let since = [process.last_call_ns, process.service_ns, Some(row.steady_since_ns), Some(renamed)]
             .into_iter()
@@ -66,6 +63,13 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
             .max()
             .unwrap_or(process.seen_ns);
         let silent = moment.now().saturating_sub(since);
+        if silent < config.idle_told_ns {
+            continue;
+        }
+        // A process whose owner is gone is told of as such.
+        if book.is_open(Category::OrphanProcess, &finding_key(&(process.id, device, None))) {
+            continue;
+        }
         let mut signs = Vec::new();
         if is_idle_name(&process.comm) {
             let before = process.renamed.as_ref().map_or_else(String::new, |(before, ns)| {

@@ -31,8 +31,14 @@ impl Detector for MonitorDegraded {
         }
         // Only a live host has ticks: a file without samples says nothing about NVML.
         let ticking = *moment.event == Event::Tick;
+        // An answer says something of its own device only.
+        let only = if let Event::NvmlSample { device, .. } = moment.event { Some(*device) } else { None };
+        let degraded = book.has_open(CATEGORY);
         for (&(device, gi), series) in &moment.ledger.devices {
-            let key = gi.map_or_else(|| format!("gpu{device}"), |gi| format!("gpu{device}-gi{gi}"));
+            if only.is_some_and(|only| only != device) {
+                continue;
+            }
+            let key = || gi.map_or_else(|| format!("gpu{device}"), |gi| format!("gpu{device}-gi{gi}"));
             let silent_since = series.answered_ns.filter(|&last| {
                 ticking
                     && series.failing.is_none()
@@ -56,19 +62,21 @@ impl Detector for MonitorDegraded {
                     shown(&failing.status, 64),
                     duration(failing.longest_ns)
                 );
-                book.raise(claim(&key, device, gi, series, severity, told, moment));
+                book.raise(claim(&key(), device, gi, series, severity, told, moment));
             } else if let Some(last) = silent_since {
                 let told = format!("no sample since {} although time passes", clock(last));
-                book.raise(claim(&key, device, gi, series, Severity::Warning, told, moment));
+                book.raise(claim(&key(), device, gi, series, Severity::Warning, told, moment));
             } else if slow {
                 let told = format!(
                     "the last call took {} where {} is usual",
                     duration(series.dur_ns),
                     duration(series.usual_ns)
                 );
-                book.raise(claim(&key, device, gi, series, Severity::Info, told, moment));
-            } else if series.good >= moment.config.monitor_failures || series.good > 0 && series.dur_ns < SECOND {
-                book.close(CATEGORY, &key, "NVML answers again");
+                book.raise(claim(&key(), device, gi, series, Severity::Info, told, moment));
+            } else if degraded
+                && (series.good >= moment.config.monitor_failures || series.good > 0 && series.dur_ns < SECOND)
+            {
+                book.close(CATEGORY, &key(), "NVML answers again");
             }
         }
     }

@@ -39,6 +39,9 @@ impl Detector for ResidualAfterExit {
             let teardown = pending.teardown;
             let key: Key = (teardown.id, teardown.device, teardown.gi);
             if let Some(returned) = teardown.returned_ns {
+                if !book.has_open(CATEGORY) {
+                    continue;
+                }
                 let reason = format!(
                     "the memory came back {} after the exit",
                     duration(returned.saturating_sub(teardown.exit_ns))

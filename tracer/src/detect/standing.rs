@@ -29,6 +29,9 @@ impl Standing {
 
     /// Closes what is about processes that just died.
     pub(super) fn bury(&mut self, moment: &Moment<'_>, book: &mut Book, reason: &str) {
+        if self.open.is_empty() {
+            return;
+        }
         for effect in moment.ledger.effects() {
             if let Effect::Died(id) = effect {
                 for key in self.open.remove(id).into_iter().flatten() {
@@ -40,6 +43,9 @@ impl Standing {
 
     /// Raises what holds about a process and closes what no longer does.
     pub(super) fn hold(&mut self, id: Identity, claims: Vec<Claim>, book: &mut Book, over: &str) {
+        if claims.is_empty() && self.open.is_empty() {
+            return;
+        }
         let before = self.open.remove(&id).unwrap_or_default();
         let mut now = BTreeSet::new();
         for claim in claims {
@@ -73,7 +79,7 @@ impl EachProcess {
 impl Detector for EachProcess {
     fn observe(&mut self, moment: &Moment<'_>, book: &mut Book) {
         self.standing.bury(moment, book, "the process ended");
-        for process in moment.swept() {
+        for process in moment.swept {
             let claims = (self.judge)(process, moment, book);
             self.standing.hold(process.id, claims, book, self.over);
         }

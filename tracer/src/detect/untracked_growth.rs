@@ -62,8 +62,9 @@ impl Rise<'_> {
     }
 }
 
-/// Whether a history rises and still does. The start of a program is no part of its trend.
-pub(super) fn rising(history: &[(u64, u64)]) -> Option<Rise<'_>> {
+/// Whether a history has risen by at least so much and still does. The start of a program is no part
+/// of its trend.
+pub(super) fn rising(history: &[(u64, u64)], at_least: u64) -> Option<Rise<'_>> {
     let points = history.get(history.len() / 4..)?;
     if points.len() < POINTS {
         return None;
@@ -71,10 +72,12 @@ pub(super) fn rising(history: &[(u64, u64)]) -> Option<Rise<'_>> {
     let (first, last) = (points.first()?, points.last()?);
     let gained = last.1.saturating_sub(first.1);
     let late = points.get(points.len() * 2 / 3)?;
-    let trend = trend(points)?;
     let still = last.1.saturating_sub(late.1).saturating_mul(8) >= gained;
     let long = last.0.saturating_sub(first.0) >= SPAN_NS;
-    (gained > 0 && long && still && trend.rises()).then_some(Rise { points, gained, trend })
+    if gained < at_least || !long || !still {
+        return None;
+    }
+    trend(points).filter(Trend::rises).map(|trend| Rise { points, gained, trend })
 }
 
 fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
@@ -86,10 +89,7 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
 }
 
 fn on_device(process: &Process, books: &Books, device: u32, gap: &Gap, moment: &Moment<'_>) -> Option<Claim> {
-    let rise = rising(gap.unexplained.points())?;
-    if rise.gained < moment.config.held_floor_bytes {
-        return None;
-    }
+    let rise = rising(gap.unexplained.points(), moment.config.held_floor_bytes)?;
     let modules = books.modules_loaded.saturating_sub(books.modules_unloaded);
     let loads = books.modules_loaded > 0 && modules.saturating_mul(2) > books.modules_loaded && modules >= 8;
     let (first, last) = (rise.first(), rise.last());
@@ -165,14 +165,14 @@ mod tests {
     #[test]
     fn only_what_keeps_growing_rises() {
         let steady: Vec<u64> = (0..16).map(|index| 300 + index * 20).collect();
-        assert_eq!(rising(&history(&steady)).unwrap().gained, 220 * MIB);
+        assert_eq!(rising(&history(&steady), MIB).unwrap().gained, 220 * MIB);
         let settled: Vec<u64> = (0..32).map(|index| 300 + u64::min(index, 12) * 20).collect();
-        assert!(rising(&history(&settled)).is_none(), "settled");
+        assert!(rising(&history(&settled), MIB).is_none(), "settled");
         let start: Vec<u64> = [300, 400, 500, 600].into_iter().chain([600; 12]).collect();
-        assert!(rising(&history(&start)).is_none(), "grew at the start");
+        assert!(rising(&history(&start), MIB).is_none(), "grew at the start");
         let saw: Vec<u64> = (0..32).map(|index| 300 + (index % 4) * 100).collect();
-        assert!(rising(&history(&saw)).is_none(), "comes and goes");
+        assert!(rising(&history(&saw), MIB).is_none(), "comes and goes");
         let step: Vec<u64> = [300; 20].into_iter().chain([900; 4]).collect();
-        assert!(rising(&history(&step)).is_none(), "one step");
+        assert!(rising(&history(&step), MIB).is_none(), "one step");
     }
 }

@@ -73,15 +73,21 @@ impl Book {
 
     /// Keys of the open findings of a category.
     pub fn open_keys(&self, category: Category) -> Vec<String> {
-        self.open.keys().filter(|(of, _)| *of == category).map(|(_, key)| key.clone()).collect()
+        let from = self.open.range((category, String::new())..);
+        from.take_while(|((of, _), _)| *of == category).map(|((_, key), _)| key.clone()).collect()
     }
 
     /// Open findings of a category.
     pub fn open_of(&self, category: Category) -> impl Iterator<Item = &Finding> {
         self.open
-            .iter()
-            .filter(move |((of, _), _)| *of == category)
+            .range((category, String::new())..)
+            .take_while(move |((of, _), _)| *of == category)
             .filter_map(|(_, &index)| self.findings.get(index.checked_sub(self.first)?))
+    }
+
+    /// Whether any finding of a category is open.
+    pub fn has_open(&self, category: Category) -> bool {
+        self.open_of(category).next().is_some()
     }
 
     /// Whether a finding of this category was ever raised.
@@ -152,6 +158,9 @@ impl Book {
 
     /// Closes the open finding with this key, if there is one.
     pub fn close(&mut self, category: Category, key: &str, reason: &str) {
+        if !self.has_open(category) {
+            return;
+        }
         let Some(index) = self.open.remove(&(category, key.to_owned())) else { return };
         self.told_bytes.remove(&index);
         let Some(finding) = index.checked_sub(self.first).and_then(|at| self.findings.get_mut(at)) else { return };

@@ -54,7 +54,7 @@ pub(super) fn judge(ledger: &Ledger, book: &Book, context_ceiling: u64) -> (Data
             lower(DataQuality::Partial, format!("NVML does not tell the size of each process on {name}"));
         }
     }
-    if book.open_of(Category::MonitorDegraded).next().is_some() {
+    if book.has_open(Category::MonitorDegraded) {
         lower(DataQuality::Degraded, "NVML does not answer as it should".to_owned());
     }
     if book.ever(Category::CoverageGap) {

@@ -13,8 +13,11 @@ pub use pools::Pool;
 use super::series::Series;
 use super::trend::{Class, ClassKey, Cycles};
 use crate::record::{OpaqueId, Text};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use tracer_ebpf::Family;
+
+/// Handles are chosen by the traced processes, so the hash is seeded.
+type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
 
 /// A handle in its number space: device pointers, host pointers and VMM handles are numbered apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -226,9 +229,9 @@ pub struct Books {
     /// Imports by pointer.
     pub imports: BTreeMap<OpaqueId, Import>,
     classes: Vec<(Option<ClassKey>, Class)>,
-    class_index: HashMap<ClassKey, u32>,
+    class_index: Map<ClassKey, u32>,
     spent: Vec<u32>,
-    live: HashMap<Key, Allocation>,
+    live: Map<Key, Allocation>,
     maps: BTreeMap<OpaqueId, Mapping>,
     /// Bytes of a resync that no listed allocation explains.
     unlisted: BTreeMap<Option<u32>, u64>,

@@ -192,11 +192,11 @@ impl Ledger {
     }
 
     fn books(&mut self, id: Identity, ns: u64) -> Option<&mut Books> {
-        if self.processes.get(&id).is_some_and(|process| process.books.is_none()) {
+        if self.processes.get(&id)?.books.is_none() {
             self.used_gpu(id);
+            self.processes.get_mut(&id)?.books = Some(Box::new(Books::new(ns)));
         }
-        let process = self.processes.get_mut(&id)?;
-        Some(process.books.get_or_insert_with(|| Box::new(Books::new(ns))))
+        self.processes.get_mut(&id)?.books.as_deref_mut()
     }
 
     fn alloc(&mut self, task: &Task, result: i32, handle: Option<&OpaqueId>, new: &New<'_>) {

@@ -332,7 +332,7 @@ impl Ledger {
     }
 
     /// Forgets the dead that no longer matter.
-    pub(super) fn forget_the_old(&mut self) {
+    pub(crate) fn forget_the_old(&mut self) {
         let now = self.now;
         for _ in 0..self.dead.len().min(LOOKED_AT + self.dead.len().saturating_sub(self.remembered_dead)) {
             let Some(id) = self.dead.pop_front() else { break };

@@ -1,9 +1,9 @@
 //! Books that are replaced as a whole: by an exec, by death, by exact ones after a loss.
 
 use super::entry_points::family_of;
-use super::{Books, Cycles, Gap, Key, Layer, New, Pool, Space};
+use super::{Books, Cycles, Gap, Key, Layer, Map, New, Pool, Space};
 use crate::record::{DeviceBalance, LiveEntry};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 impl Books {
     /// The same image no longer runs: the driver gave everything back.
@@ -15,12 +15,12 @@ impl Books {
 
     /// The process is dead: its sums stay, its lists go.
     pub(in crate::ledger) fn close(&mut self) {
-        self.live = HashMap::new();
+        self.live = Map::default();
         self.maps = BTreeMap::new();
         self.imports = BTreeMap::new();
         self.pools = Vec::new();
         self.classes = Vec::new();
-        self.class_index = HashMap::new();
+        self.class_index = Map::default();
         self.spent = Vec::new();
         self.unlisted = BTreeMap::new();
         for books in self.devices.values_mut() {
