@@ -165,7 +165,7 @@ impl Day {
             return self.sample(device as u32);
         }
         if let Some(life) = self.shell_lives.take() {
-            return Event::Exit { task: life.task, ppid: 1, code: 0, signal: 0, group_dead: true };
+            return Event::Exit { task: life.task, ppid: 1, code: Some(0), signal: 0, group_dead: true };
         }
         if self.now >= self.next_shell {
             self.next_shell = self.now + 500_000_000;
@@ -177,7 +177,7 @@ impl Day {
             self.start_worker(gone.device, self.life_ns);
             self.pending.reverse();
             self.pending.insert(0, Event::Reap { task: gone.task.clone() });
-            return Event::Exit { task: gone.task, ppid: 900, code: 0, signal: 0, group_dead: true };
+            return Event::Exit { task: gone.task, ppid: 900, code: Some(0), signal: 0, group_dead: true };
         }
         self.workers[index].call(self.made)
     }
@@ -256,6 +256,7 @@ fn free(task: &Task, device: u32, handle: u64) -> Event {
         lib: "libcuda".into(),
         api: "cuMemFree_v2".into(),
         handle: Some(OpaqueId::Number(handle)),
+        size: 0,
         device: Some(device),
         result: 0,
         stream: None,

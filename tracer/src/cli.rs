@@ -117,12 +117,13 @@ pub struct RunArgs {
     /// counted, and balances stay exact.
     #[arg(long, value_parser = ring_size, value_name = "SIZE", default_value = "8MiB")]
     pub calls_ring: u32,
-    /// Live allocations that can be tracked at once, over all processes.
-    #[arg(long, value_name = "N", default_value_t = 1 << 20)]
+    /// Live allocations that can be tracked at once, over all processes; about 100 bytes of kernel
+    /// memory each.
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
     pub live_entries: u32,
-    /// The kernel's type information, or `none` to do without.
-    #[arg(long, value_name = "PATH", default_value = crate::probe::types::KERNEL_TYPES)]
-    pub kernel_types: PathBuf,
+    /// The kernel's type information instead of the running kernel's own, or `none` to do without.
+    #[arg(long, value_name = "PATH")]
+    pub kernel_types: Option<PathBuf>,
     /// How to attach probes; by default the best this kernel has.
     #[arg(long, value_parser = attach_method, value_name = "multi|perf")]
     pub attach: Option<AttachMethod>,

@@ -1,6 +1,7 @@
 //! The subcommands: each takes its options, does its work, and says how it ended.
 
 mod doctor;
+mod preflight;
 mod replay;
 mod run;
 

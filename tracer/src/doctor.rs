@@ -42,7 +42,8 @@ pub async fn examine(config: &DoctorConfig) -> Examination {
         let users = refused.pids.len();
         let name = "libcuda_refused";
         let detail = format!("{} (used by {})", refused.reason, processes(users));
-        let action = "calls through this file are not seen; see the reason";
+        let action =
+            "calls through it are not seen; if it should be the driver's library, put the installed driver's in its place";
         // A file nobody uses, or one the user did not name, costs nothing.
         if users > 0 || config.discover.explicit.contains(&refused.path) {
             Check::missing(name, detail, action)
@@ -57,7 +58,7 @@ pub async fn examine(config: &DoctorConfig) -> Examination {
             NvmlReport::of(&monitor)
         }
         Err(error) => {
-            let action = "without NVML nothing is known of what the driver bills; traced calls are still shown";
+            let action = "until then nothing is known of what the driver bills; traced calls are still shown";
             checks.push(Check::missing("nvml", error.to_string(), action));
             NvmlReport::failed(&error)
         }
@@ -78,7 +79,9 @@ fn processes(count: usize) -> String {
 
 fn libraries_check(discovery: &Discovery) -> Check {
     let users = discovery.found.iter().map(|found| found.pids.len()).sum::<usize>();
-    if discovery.found.is_empty() {
+    if discovery.found.is_empty() && !discovery.refused.is_empty() {
+        Check::limited("libcuda", "none of the driver libraries found can be traced", "see libcuda_refused below")
+    } else if discovery.found.is_empty() {
         Check::missing(
             "libcuda",
             "no driver library was found, neither in use nor installed",
@@ -92,11 +95,12 @@ fn libraries_check(discovery: &Discovery) -> Check {
 fn unreadable_check(discovery: &Discovery) -> Option<Check> {
     let first = discovery.unreadable.first()?;
     let count = discovery.unreadable.len();
-    let detail = format!("{} cannot be searched for driver libraries; the first: {first}", processes(count));
     // The system's first process is no user of the driver; a sandbox often hides it.
     Some(if discovery.unreadable.iter().all(|error| error.pid() == Some(1)) {
-        Check::limited("process_maps", detail, "nothing, unless process 1 itself uses the GPU")
+        let action = "nothing to do, unless process 1 itself uses the GPU";
+        Check::limited("process_maps", "the mappings of process 1 cannot be read", action)
     } else {
+        let detail = format!("{} cannot be searched for driver libraries; the first: {first}", processes(count));
         Check::missing("process_maps", detail, "run as root in the host's pid namespace, or with CAP_SYS_PTRACE")
     })
 }

@@ -186,6 +186,24 @@ pub struct Subject {
 }
 
 impl Subject {
+    /// What findings of one incident have in common: the owner that ended, the parent of the
+    /// processes, or the process itself.
+    pub(crate) fn cause(&self, category: Category) -> String {
+        let number = |what: &str, tgid: Option<u32>| tgid.map(|tgid| format!("{what} {tgid}"));
+        let text = |what: &str, id: Option<&Text>| id.map(|id| format!("{what} {id}"));
+        // A container may hold many processes that have nothing else in common.
+        let place = text("container", self.container.as_ref()).filter(|_| category == Category::OrphanProcess);
+        let process = || self.tgid.map(|tgid| format!("process {tgid}@{}", self.start_ns.unwrap_or(0)));
+        text("job", self.job.as_ref())
+            .or_else(|| number("owner", self.lineage_root_tgid))
+            .or(place)
+            .or_else(|| number("parent", self.parent_tgid))
+            .or_else(|| number("exporter", self.exporter_tgid))
+            .or_else(|| number("billed", self.billed_tgid))
+            .or_else(process)
+            .unwrap_or_else(|| format!("device {:?} {:?}", self.device, self.gi))
+    }
+
     /// A subject that is a process.
     pub fn process(id: Identity, comm: &Text) -> Self {
         Self { tgid: Some(id.tgid), start_ns: Some(id.start_ns), comm: Some(comm.clone()), ..Self::default() }
@@ -203,6 +221,9 @@ impl Subject {
 pub struct Finding {
     /// Stable across replays of the same input.
     pub id: String,
+    /// The first open finding with the same cause, such as the death of one owner; its own id when
+    /// it is the first.
+    pub incident: String,
     /// What it claims.
     pub category: Category,
     /// How much it matters.

@@ -29,7 +29,7 @@ pub use sharing::{Export, Hold, Pin};
 pub use teardown::{Billed, Teardown};
 
 use crate::engine::EngineConfig;
-use crate::record::{self, Event, Identity, OpaqueId, Record, Text};
+use crate::record::{self, DeviceBalance, Event, Identity, OpaqueId, Record, Text};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -136,6 +136,8 @@ pub struct Ledger {
     pub attached_ns: Option<u64>,
     /// Whether the tracer said that its probes are in place.
     pub probes_ok: Option<bool>,
+    /// Parts of the host that cannot be seen now, and why.
+    pub unseen: BTreeMap<Text, Text>,
     /// The tracer's own process.
     pub self_tgid: Option<u32>,
     /// Version of the driver, where told.
@@ -187,6 +189,7 @@ impl Ledger {
             now: 0,
             attached_ns: None,
             probes_ok: None,
+            unseen: BTreeMap::new(),
             self_tgid: None,
             driver: None,
             refusals: VecDeque::new(),
@@ -345,7 +348,10 @@ impl Ledger {
                 let id = tgid.map(|tgid| Identity { tgid, start_ns: start_ns.unwrap_or(0) });
                 self.lost(record.ts_ns, *count, *since_ns, id);
             }
-            Event::Resync { identity, live, balances, .. } => self.resync(*identity, live, balances, record.ts_ns),
+            Event::Resync { identity, live, complete, balances } => {
+                let missing: &[DeviceBalance] = if *complete { &[] } else { balances };
+                self.resync(*identity, live, missing, record.ts_ns);
+            }
             Event::AdminEvent { action, device, gi, result } => {
                 if self.admin.len() == ADMIN {
                     self.admin.pop_front();

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 pub use books::{KernelBooks, ProcessBooks};
-pub use clock::boot_ns;
+pub use clock::{Calendar, boot_ns};
 
 use self::{
     processes::Processes,
@@ -49,6 +49,11 @@ const READING: Duration = Duration::from_millis(50);
 /// How often processes are looked at.
 const LOOKING: Duration = Duration::from_secs(1);
 
+/// Names of the parts that may be out of sight.
+const NVML: &str = "NVML";
+const LIBRARY: &str = "driver library";
+const PROBES: &str = "eBPF probes";
+
 /// What to watch, and where.
 #[derive(Clone, Debug)]
 pub struct LiveConfig {
@@ -71,6 +76,16 @@ pub struct Problem {
     pub part: &'static str,
     /// Why, and what to do.
     pub reason: String,
+}
+
+/// What remains to be told when tracing ends.
+pub struct Finish {
+    /// The last records.
+    pub records: Vec<Record>,
+    /// What the kernel side counted, where it could be read.
+    pub books: Option<KernelBooks>,
+    /// Parts that could not be seen, as far as not told before.
+    pub problems: Vec<Problem>,
 }
 
 /// The live host.
@@ -102,7 +117,7 @@ impl Live {
         let tracing = match Tracing::start(&config.kernel, config.discover) {
             Ok(tracing) => Some(tracing),
             Err(error) => {
-                problems.push(Problem { part: "eBPF probes", reason: error.to_string() });
+                problems.push(Problem { part: PROBES, reason: error.to_string() });
                 None
             }
         };
@@ -124,9 +139,12 @@ impl Live {
             reading,
             looking,
             waiting: Vec::new(),
-            problems,
+            problems: Vec::new(),
         };
         live.first_look();
+        for Problem { part, reason } in problems {
+            live.unseen(part, reason);
+        }
         live
     }
 
@@ -135,12 +153,13 @@ impl Live {
         let probes_ok = self.tracing.is_some();
         self.tell(Event::TracerStart { probes_ok, self_tgid: Some(std::process::id()), driver: None });
         let mut users = std::collections::BTreeSet::new();
-        if let Some(tracing) = &mut self.tracing {
-            let discovery = tracing.search();
+        if let Some(discovery) = self.tracing.as_ref().map(Tracing::search) {
             users = discovery.users();
-            let (events, problem) = tracing.adopt(discovery);
-            self.problems.extend(problem);
-            self.tell_all(events);
+            self.adopt(discovery);
+            if self.libraries().is_empty() {
+                let reason = "none was found on this host or in a running process; one that is loaded later is traced from then on".to_owned();
+                self.unseen(LIBRARY, reason);
+            }
         }
         let (scan, known) = scanning::first(&self.root, &self.device_folder, &users);
         let identities: Vec<(Identity, Text)> = known.iter().filter_map(scanning::device_user).collect();
@@ -193,6 +212,12 @@ impl Live {
         self.collect()
     }
 
+    /// A part of the host cannot be seen: the user is told at once, and the report will say so.
+    fn unseen(&mut self, part: &'static str, reason: String) {
+        self.tell(Event::Unseen { part: part.into(), reason: Some(Text::from(&reason)) });
+        self.problems.push(Problem { part, reason });
+    }
+
     fn tell(&mut self, event: Event) {
         self.tell_at(boot_ns(), event);
     }
@@ -221,25 +246,8 @@ impl Live {
                     self.tell_at(ts_ns, sample);
                 }
             }
-            Sampled::Problem(reason) => self.problems.push(Problem { part: "NVML", reason }),
-            Sampled::Absent(reason) => {
-                self.problems.push(Problem { part: "NVML", reason });
-                // A capability this host lacks: what the driver bills is not known.
-                self.tell_at(
-                    ts_ns,
-                    Event::NvmlSample {
-                        device: 0,
-                        gi: None,
-                        status: "unavailable".into(),
-                        used: None,
-                        total: None,
-                        reserved: None,
-                        procs: Vec::new(),
-                        gpu_util: None,
-                        dur_ns: 0,
-                    },
-                );
-            }
+            Sampled::Problem(Some(reason)) => self.unseen(NVML, reason),
+            Sampled::Problem(None) => self.tell_at(ts_ns, Event::Unseen { part: NVML.into(), reason: None }),
         }
     }
 
@@ -280,10 +288,14 @@ impl Live {
     }
 
     fn adopt(&mut self, discovery: Discovery) {
-        if let Some(tracing) = &mut self.tracing {
-            let (events, problem) = tracing.adopt(discovery);
-            self.problems.extend(problem);
-            self.tell_all(events);
+        let Some(tracing) = &mut self.tracing else { return };
+        let none_before = tracing.probes() == 0;
+        let (events, problem) = tracing.adopt(discovery);
+        let some_now = tracing.probes() > 0;
+        self.problems.extend(problem);
+        self.tell_all(events);
+        if none_before && some_now {
+            self.tell(Event::Unseen { part: LIBRARY.into(), reason: None });
         }
     }
 
@@ -293,12 +305,10 @@ impl Live {
         self.tell_all(self.processes.states());
         if let Some(tracing) = &mut self.tracing {
             let loading = tracing.search_loading(now);
-            let (events, problem) = tracing.adopt(loading);
-            self.problems.extend(problem);
             let (losses, problem) = tracing.check(&self.attribution);
             self.problems.extend(problem);
             self.scanner.search_libraries(now, tracing.discover_config());
-            self.tell_all(events);
+            self.adopt(loading);
             self.tell_all(losses);
         }
         self.scanner.scan_holders(now, &self.root, &self.device_folder, self.processes.pids());
@@ -309,6 +319,11 @@ impl Live {
     fn collect(&mut self) -> Vec<Record> {
         let now_ns = boot_ns();
         for event in self.processes.reaped() {
+            if let Event::Exit { task, .. } = &event {
+                let problem = self.tracing.as_mut().and_then(|tracing| tracing.ended_unseen(task.identity));
+                self.problems.extend(problem);
+                self.scanner.ended(Instant::now());
+            }
             self.tell(event);
         }
         let Some(mut tracing) = self.tracing.take() else {
@@ -322,17 +337,25 @@ impl Live {
     }
 
     /// Takes the probes off and tells what the kernel side has counted.
-    pub fn finish(mut self) -> (Vec<Record>, Option<KernelBooks>) {
-        let mut records = std::mem::take(&mut self.waiting);
-        let Some(mut tracing) = self.tracing.take() else { return (in_order(records), None) };
+    pub fn finish(mut self) -> Finish {
+        let Some(mut tracing) = self.tracing.take() else {
+            return Finish { records: in_order(self.waiting), books: None, problems: self.problems };
+        };
         // Nothing more comes once the probes are off, so nothing needs to settle.
-        records.extend(tracing.detach(&self.attribution));
+        let (losses, problem) = tracing.detach();
+        self.problems.extend(problem);
+        self.tell_all(losses);
         let (rest, _) = tracing.read(u64::MAX, &mut self);
-        records.extend(rest);
-        let mut records = in_order(records);
+        self.waiting.extend(rest);
+        let mut records = in_order(std::mem::take(&mut self.waiting));
         // Last, whatever its time: it replaces what the events before it made of the books.
         records.extend(tracing.repaired(u64::MAX, &self.attribution));
-        (records, tracing.books(&self.attribution))
+        let (books, problem) = match tracing.books(&self.attribution) {
+            Ok(books) => (Some(books), None),
+            Err(problem) => (None, Some(problem)),
+        };
+        self.problems.extend(problem);
+        Finish { records, books, problems: self.problems }
     }
 
     fn learn_environment(&mut self, identity: Identity) {

@@ -118,8 +118,9 @@ pub enum Event {
         task: Task,
         #[serde(default)]
         ppid: u32,
+        /// `None` when the end was seen and its status was not.
         #[serde(default)]
-        code: i32,
+        code: Option<i32>,
         #[serde(default)]
         signal: i32,
         group_dead: bool,
@@ -230,6 +231,9 @@ pub enum Event {
         lib: Text,
         api: Text,
         handle: Option<OpaqueId>,
+        /// Bytes it had; 0 where the source does not know.
+        #[serde(default)]
+        size: u64,
         #[serde(default)]
         device: Option<u32>,
         #[serde(default)]
@@ -307,6 +311,9 @@ pub enum Event {
         #[serde(default)]
         api: Text,
         handle: Option<OpaqueId>,
+        /// Bytes it had; 0 where the source does not know.
+        #[serde(default)]
+        size: u64,
         #[serde(default)]
         result: i32,
     },
@@ -489,7 +496,7 @@ pub enum Event {
         #[serde(flatten)]
         identity: Identity,
         live: Vec<LiveEntry>,
-        /// Whether `live` names every allocation; if not, `balances` still has the sums.
+        /// Whether `live` names every allocation; if not, `balances` tell how much it lacks.
         complete: bool,
         balances: Vec<DeviceBalance>,
     },
@@ -524,6 +531,12 @@ pub enum Event {
         result: Option<i32>,
         #[serde(default)]
         text: Option<Text>,
+    },
+    /// A part of the host cannot be seen, and why; without a reason, it can be again.
+    Unseen {
+        part: Text,
+        #[serde(default)]
+        reason: Option<Text>,
     },
     /// Time passed and nothing else happened: lets the engine's deadlines come due.
     Tick,

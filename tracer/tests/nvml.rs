@@ -306,7 +306,7 @@ async fn what_is_missing_is_said() {
     let error = Monitor::start(config(vec!["/nonexistent/libnvidia-ml.so.1".into()])).await.unwrap_err();
     assert!(matches!(&error, MonitorError::NotLoaded { tried, .. } if tried == &["/nonexistent/libnvidia-ml.so.1"]));
     assert!(
-        error.to_string().starts_with("no NVML library could be loaded (tried /nonexistent/libnvidia-ml.so.1): "),
+        error.to_string().starts_with("no NVML library could be loaded: /nonexistent/libnvidia-ml.so.1: "),
         "{error}"
     );
 

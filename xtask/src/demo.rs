@@ -48,15 +48,16 @@ const PLANTED: [(&str, &str); 4] = [
 
 /// Traces what there is.
 pub(crate) fn run() -> anyhow::Result<()> {
+    if !shell::is_root() {
+        bail!("tracing loads eBPF programs, which needs root: run `sudo -E env \"PATH=$PATH\" cargo xtask run`");
+    }
     // Minutes that a newcomer need not wait: with the shipped object everything builds.
     if !object::is_current() {
         setup::setup(Purpose::Build)?;
     }
-    println!("Building.");
-    shell::run(shell::cargo().args(["build", "--release", "--quiet"].iter().chain(PACKAGES)))?;
-    if !shell::is_root() {
-        bail!("tracing loads eBPF programs, which needs root: run `sudo -E env \"PATH=$PATH\" cargo xtask run`");
-    }
+    let first = if built("vramtrace").exists() { "" } else { " (the first time: about 5 minutes on two cores)" };
+    println!("Building{first}.");
+    shell::run(shell::cargo().args(["build", "--release"].iter().chain(PACKAGES)))?;
     let vramtrace = built("vramtrace");
     if has_gpu(&vramtrace)? {
         println!("NVML finds a GPU: tracing this host. Ctrl-C ends it.\n");
@@ -168,8 +169,8 @@ fn end_orphans(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Every planted fault must have been found, and nothing else.
-fn judge(report: &Path) -> anyhow::Result<()> {
-    let text = fs::read_to_string(report).with_context(|| format!("cannot read {}", report.display()))?;
+fn judge(path: &Path) -> anyhow::Result<()> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let report: Value = serde_json::from_str(&text).context("the report is no document")?;
     let findings = report["findings"].as_array().context("the report has no findings")?;
     println!("\nPlanted on the simulated host, beside a healthy service:");
@@ -187,6 +188,11 @@ fn judge(report: &Path) -> anyhow::Result<()> {
     if missed > 0 || !others.is_empty() {
         bail!("{missed} planted faults were missed and {} findings are false", others.len());
     }
-    println!("All of them were found, and nothing else was reported.");
+    println!("All of them were found, and nothing else was reported.\n");
+    println!("The findings as a document: {}", path.display());
+    println!(
+        "On a host with a GPU:       {} run (and doctor, which says what it would miss)",
+        built("vramtrace").display()
+    );
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use e2e::{Machine, Tracer, workload};
+use e2e::{Machine, Tracer, built, workload};
 use rustix::process::Signal;
 use serde_json::Value;
 use simgpu::{Config, Fault};
@@ -66,12 +66,12 @@ fn a_library_that_first_appears_while_tracing_is_found() {
 }
 
 #[test]
-fn a_named_file_that_is_no_driver_library_is_told() {
-    let machine = Machine::with_devices(1);
-    let mut tracer = Tracer::start_with(&machine, &["--libcuda", "/bin/sh"]);
-    let problem = tracer.wait_for("problem", |line| line["part"] == "driver library");
-    assert!(problem["reason"].as_str().is_some_and(|reason| reason.contains("/bin/sh")), "{problem}");
-    tracer.stop();
+fn a_named_file_that_is_no_driver_library_is_an_error() {
+    let run = Command::new(built().join("vramtrace")).args(["run", "--libcuda", "/bin/sh"]).output();
+    let run = run.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(run.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&run.stderr);
+    assert!(told.starts_with("vramtrace: --libcuda: /bin/sh is not libcuda: it does not export cuInit"), "{told}");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn without_privileges_it_says_what_is_missing_and_goes_on() {
     let machine = Machine::with_devices(1);
     let mut command = Command::new("setpriv");
     command.args(["--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]);
-    command.arg(e2e::built().join("vramtrace"));
+    command.arg(built().join("vramtrace"));
     command.args(["run", "--duration", "1s", "--format", "json", "--nvml-library"]);
     command.arg(machine.host().lib_dir().join("libnvidia-ml.so.1"));
     command.env(simgpu::DIRECTORY, machine.host().directory());

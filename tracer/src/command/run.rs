@@ -1,10 +1,9 @@
 //! `vramtrace run`: the live host through the engine, until told to stop.
 
 use std::{
-    fs,
     future::pending,
     io::{self, Write as _},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
@@ -12,15 +11,19 @@ use std::{
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{discover_config, monitor_config, runtime, verdict};
+use super::{
+    discover_config, monitor_config,
+    preflight::{self, NO_TYPES, ReportFile},
+    runtime, verdict,
+};
 use crate::{
     cli::{Format, RunArgs},
     engine::{Engine, EngineConfig},
     finding::{Change, Report},
     gpu::MonitorConfig,
     ledger::Ledger,
-    live::{KernelBooks, Live, LiveConfig, Problem},
-    probe::KernelConfig,
+    live::{Calendar, KernelBooks, Live, LiveConfig, Problem},
+    probe::{KernelConfig, types::KERNEL_TYPES},
     record::Record,
     sink,
 };
@@ -29,15 +32,20 @@ use crate::{
 const ABANDON_WALKS: Duration = Duration::from_millis(100);
 
 pub(super) fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    preflight::check(args)?;
+    let file = args.report.as_deref().map(ReportFile::open).transpose()?;
     let runtime = runtime()?;
-    let result = runtime.block_on(trace(args));
+    let result = runtime.block_on(trace(args, file));
     runtime.shutdown_timeout(ABANDON_WALKS);
     let report = result?;
     Ok(verdict(&report, args.judging))
 }
 
 fn live_config(args: &RunArgs) -> LiveConfig {
-    let types = (args.kernel_types != Path::new("none")).then(|| args.kernel_types.clone());
+    let types = match &args.kernel_types {
+        None => Some(PathBuf::from(KERNEL_TYPES)),
+        Some(path) => (path != Path::new(NO_TYPES)).then(|| path.clone()),
+    };
     LiveConfig {
         kernel: KernelConfig {
             calls_ring_bytes: args.calls_ring,
@@ -53,10 +61,10 @@ fn live_config(args: &RunArgs) -> LiveConfig {
     }
 }
 
-async fn trace(args: &RunArgs) -> anyhow::Result<Report> {
+async fn trace(args: &RunArgs, file: Option<ReportFile>) -> anyhow::Result<Report> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for Ctrl-C")?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let output = Output(args.format);
+    let output = Output { format: args.format, calendar: Calendar::now() };
     let mut live = Live::start(live_config(args));
     let mut engine = Engine::new(EngineConfig::default());
     output.started(&live.libraries())?;
@@ -86,14 +94,16 @@ async fn trace(args: &RunArgs) -> anyhow::Result<Report> {
     if let Some(wait) = live.slow_detach() {
         output.note(&format!("taking {} probes off; this kernel needs about {wait:?} for it", live.probes()))?;
     }
-    let (records, books) = live.finish();
-    output.changes(&take_in(&mut engine, &records))?;
+    let end = live.finish();
+    output.changes(&take_in(&mut engine, &end.records))?;
+    for problem in &end.problems {
+        output.problem(problem)?;
+    }
     output.changes(&engine.finish())?;
     let report = engine.report();
-    output.summary(&report, engine.ledger(), books.as_ref())?;
-    if let Some(path) = &args.report {
-        let document = sink::json::report(&report)? + "\n";
-        fs::write(path, document).with_context(|| format!("cannot write the report to {}", path.display()))?;
+    output.summary(&report, engine.ledger(), end.books.as_ref())?;
+    if let Some(file) = file {
+        file.write(&(sink::json::report(&report)? + "\n"))?;
     }
     Ok(report)
 }
@@ -103,28 +113,31 @@ fn take_in(engine: &mut Engine, records: &[Record]) -> Vec<Change> {
 }
 
 /// Where everything is written.
-struct Output(Format);
+struct Output {
+    format: Format,
+    calendar: Calendar,
+}
 
 impl Output {
     fn started(&self, libraries: &[String]) -> anyhow::Result<()> {
-        write(&match self.0 {
-            Format::Text => sink::text::started(libraries),
-            Format::Json => sink::json::started(libraries)?,
+        write(&match self.format {
+            Format::Text => sink::text::started(libraries, self.calendar),
+            Format::Json => sink::json::started(libraries, self.calendar)?,
         })
     }
 
     fn changes(&self, changes: &[Change]) -> anyhow::Result<()> {
         for change in changes {
-            write(&match self.0 {
-                Format::Text => sink::text::change(change),
-                Format::Json => sink::json::change(change)?,
+            write(&match self.format {
+                Format::Text => sink::text::change(change, self.calendar),
+                Format::Json => sink::json::change(change, self.calendar)?,
             })?;
         }
         Ok(())
     }
 
     fn problem(&self, problem: &Problem) -> anyhow::Result<()> {
-        write(&match self.0 {
+        write(&match self.format {
             Format::Text => sink::text::problem(problem),
             Format::Json => sink::json::problem(problem)?,
         })
@@ -132,11 +145,11 @@ impl Output {
 
     /// Something a person who waits wants to know; programs do not wait.
     fn note(&self, note: &str) -> anyhow::Result<()> {
-        if self.0 == Format::Text { write(&format!("{note}\n")) } else { Ok(()) }
+        if self.format == Format::Text { write(&format!("{note}\n")) } else { Ok(()) }
     }
 
     fn summary(&self, report: &Report, ledger: &Ledger, books: Option<&KernelBooks>) -> anyhow::Result<()> {
-        write(&match self.0 {
+        write(&match self.format {
             Format::Text => sink::text::summary(report, ledger, books),
             Format::Json => sink::json::summary(report, books)?,
         })

@@ -198,7 +198,12 @@ impl Pool {
                 share * 100.0
             ),
             format!("median life of a worker {}", duration(median(self.recent.iter().map(|&(life, _)| life)))),
-            format!("at most {} workers had a context at once; each held up to {}", self.most_alive, size(self.peak)),
+            format!(
+                "at most {} worker{} had a context at once; each held up to {}",
+                self.most_alive,
+                plural(self.most_alive as u64),
+                size(self.peak)
+            ),
         ];
         if self.failed > 0 {
             evidence.push(format!("{} of them ended with an error or by a signal", self.failed));

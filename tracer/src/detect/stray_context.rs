@@ -177,6 +177,7 @@ fn claim(
         subject: Subject {
             pod: process.pod.clone(),
             container: process.container.clone(),
+            parent_tgid: process.parent.filter(|_| siblings.len() > 1).map(|parent| parent.tgid),
             ..Subject::process(process.id, &process.comm).on_device(Some(device))
         },
         severity,

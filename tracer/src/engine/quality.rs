@@ -15,6 +15,9 @@ pub(super) fn judge(ledger: &Ledger, book: &Book, context_ceiling: u64) -> (Data
     if ledger.probes_ok == Some(false) {
         lower(DataQuality::Degraded, "the tracer said that its probes are not in place".to_owned());
     }
+    for (part, reason) in &ledger.unseen {
+        lower(DataQuality::Partial, format!("{part}: {reason}"));
+    }
     let unreliable = ledger
         .gpu_users()
         .filter(|user| user.books.as_ref().is_some_and(|books| books.unreliable_since_ns.is_some()))

@@ -18,7 +18,10 @@ pub enum MonitorError {
         message: String,
     },
     /// There is no NVML library.
-    #[error("no NVML library could be loaded (tried {}): {message}; install the driver's libnvidia-ml.so.1 or name it with --nvml-library", tried.join(", "))]
+    #[error(
+        "no NVML library could be loaded{}: {message}; install the driver, which brings it, or name it with --nvml-library",
+        tried_names(tried)
+    )]
     NotLoaded {
         /// Names that were tried.
         tried: Vec<String>,
@@ -63,6 +66,11 @@ pub enum MonitorError {
         /// What happened.
         message: String,
     },
+}
+
+/// The loader's message names the library if it was only one.
+fn tried_names(tried: &[String]) -> String {
+    if tried.len() > 1 { format!(" (tried {})", tried.join(", ")) } else { String::new() }
 }
 
 fn advice(code: u32) -> &'static str {

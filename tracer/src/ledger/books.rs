@@ -235,6 +235,8 @@ pub struct Books {
     maps: BTreeMap<OpaqueId, Mapping>,
     /// Bytes of a resync that no listed allocation explains.
     unlisted: BTreeMap<Option<u32>, u64>,
+    /// The same of pinned host memory.
+    unlisted_host: u64,
     serial: u32,
 }
 

@@ -17,6 +17,16 @@ enum Intent {
     Release,
 }
 
+/// A call that gives memory back.
+struct Release<'a> {
+    api: &'a Text,
+    layer: Layer,
+    space: Space,
+    /// Bytes, where the source knows them.
+    size: u64,
+    device: Option<u32>,
+}
+
 impl Ledger {
     pub(super) fn apply_call(&mut self, record: &Record) {
         let ns = record.ts_ns;
@@ -42,7 +52,7 @@ impl Ledger {
                     },
                 );
             }
-            Event::HostAlloc { task, handle, size, result, ctx, .. } => self.alloc(
+            Event::HostAlloc { task, api, handle, size, result, ctx } => self.alloc(
                 task,
                 *result,
                 handle.as_ref(),
@@ -51,7 +61,7 @@ impl Ledger {
                     begin_ns: None,
                     tid: task.pid,
                     family: Family::Host,
-                    layer: Layer::Driver,
+                    layer: layer_of("", api),
                     handle: handle.as_ref().unwrap_or(&OpaqueId::Number(0)),
                     size: *size,
                     device: None,
@@ -60,12 +70,15 @@ impl Ledger {
                     pool: None,
                 },
             ),
-            Event::Free { task, lib, api, handle, result, .. } => {
+            Event::Free { task, lib, api, handle, size, device, result, .. } => {
                 let space = Space::of(family_of(api));
-                self.free(task, api, layer_of(lib, api), space, handle.as_ref(), *result, ns);
+                let release = Release { api, layer: layer_of(lib, api), space, size: *size, device: *device };
+                self.free(task, &release, handle.as_ref(), *result, ns);
             }
-            Event::HostFree { task, api, handle, result } => {
-                self.free(task, api, layer_of("", api), Space::Host, handle.as_ref(), *result, ns);
+            Event::HostFree { task, api, handle, size, result } => {
+                let layer = layer_of("", api);
+                let release = Release { api, layer, space: Space::Host, size: *size, device: None };
+                self.free(task, &release, handle.as_ref(), *result, ns);
             }
             Event::FreeRefused { task, api, handle, size, device, result } => {
                 self.free_refused(task, api, handle.as_ref(), *size, *device, *result, ns);
@@ -236,17 +249,8 @@ impl Ledger {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "they are the fields of one record")]
-    fn free(
-        &mut self,
-        task: &Task,
-        api: &Text,
-        layer: Layer,
-        space: Space,
-        handle: Option<&OpaqueId>,
-        result: i32,
-        ns: u64,
-    ) {
+    fn free(&mut self, task: &Task, release: &Release<'_>, handle: Option<&OpaqueId>, result: i32, ns: u64) {
+        let Release { api, layer, space, size, device } = *release;
         let Some(id) = self.caller(task, ns, Intent::Release) else { return };
         let Some(handle) = handle.filter(|handle| !handle.is_null()) else { return };
         let Some(books) = self.books(id, ns) else { return };
@@ -258,10 +262,10 @@ impl Ledger {
             return;
         }
         // The runtime's call around the driver's, which has been booked already.
-        if books.freed(space, handle, ns) == Freed::Known || layer == Layer::Runtime || books.has_unlisted() {
+        if books.freed(space, handle, ns) == Freed::Known || layer == Layer::Runtime {
             return;
         }
-        if books.import_closed(handle) {
+        if books.import_closed(handle) || books.freed_unlisted(space, device, size, ns) {
             return;
         }
         books.unknown_frees = books.unknown_frees.saturating_add(1);

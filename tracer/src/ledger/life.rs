@@ -24,6 +24,12 @@ impl Ledger {
                 self.probes_ok = Some(*probes_ok);
                 self.self_tgid = self_tgid.or(self.self_tgid);
             }
+            Event::Unseen { part, reason: Some(reason) } => {
+                self.unseen.insert(part.clone(), reason.clone());
+            }
+            Event::Unseen { part, reason: None } => {
+                self.unseen.remove(part);
+            }
             Event::ProcSnapshot { life, state, gpu_fds } => {
                 let id = self.born(life, Seen::Snapshot, ns);
                 let Some(process) = self.processes.get_mut(&id) else { return };
@@ -76,7 +82,11 @@ impl Ledger {
                     process.comm.clone_from(&task.comm);
                 }
                 if *group_dead {
-                    self.die(id, ns, Cause::Exit { code: *code, signal: *signal });
+                    let cause = match (*code, *signal) {
+                        (None, 0) => Cause::Unknown,
+                        (code, signal) => Cause::Exit { code: code.unwrap_or(0), signal },
+                    };
+                    self.die(id, ns, cause);
                 } else {
                     if task.pid == id.tgid {
                         process.leader_exit_ns = Some(ns);

@@ -21,8 +21,8 @@ const LOADING: Duration = Duration::from_secs(10);
 pub(super) struct Libraries {
     config: DiscoverConfig,
     attached: Vec<Attached>,
-    /// What has been said of a library that cannot be traced, so that it is said once.
-    told: BTreeSet<(String, u32)>,
+    /// Libraries that cannot be traced and of which that has been said, by process; 0 for none.
+    told: BTreeMap<u32, BTreeSet<String>>,
     loading: BTreeMap<u32, Instant>,
 }
 
@@ -62,6 +62,7 @@ impl Libraries {
     /// A process ended.
     pub(super) fn ended(&mut self, pid: u32) {
         self.loading.remove(&pid);
+        self.told.remove(&pid);
     }
 
     /// Looks at the processes that may be loading libraries now.
@@ -75,10 +76,9 @@ impl Libraries {
     }
 
     /// Puts probes on the libraries that have none yet. What cannot be traced is told, once for
-    /// each process it concerns; if the user named it, its reason is returned too.
-    pub(super) fn adopt(&mut self, kernel: &mut Kernel, discovery: Discovery) -> (Vec<Event>, Vec<String>) {
+    /// each process it concerns.
+    pub(super) fn adopt(&mut self, kernel: &mut Kernel, discovery: Discovery) -> Vec<Event> {
         let mut events = Vec::new();
-        let mut reasons = Vec::new();
         let in_scope = |found: &Found| self.config.scope == Scope::Host || found.origin == Origin::Configured;
         let found: Vec<Found> = discovery.found.into_iter().filter(in_scope).collect();
         for found in found {
@@ -87,13 +87,9 @@ impl Libraries {
             }
         }
         for refused in discovery.refused {
-            let named = self.config.explicit.contains(&refused.path);
-            if named && self.told.insert((refused.path.display().to_string(), 0)) {
-                reasons.push(refused.reason.to_string());
-            }
             self.tell(&refused, &mut events);
         }
-        (events, reasons)
+        events
     }
 
     fn attach(&mut self, kernel: &mut Kernel, found: &Found, events: &mut Vec<Event>) {
@@ -118,7 +114,7 @@ impl Libraries {
                 });
             }
             Err(error) => {
-                if self.told.insert((path.clone(), 0)) {
+                if self.told.entry(0).or_default().insert(path.clone()) {
                     events.push(status("failed", Some(error.to_string())));
                 }
             }
@@ -128,7 +124,7 @@ impl Libraries {
     fn tell(&mut self, refused: &Refused, events: &mut Vec<Event>) {
         let path = refused.path.display().to_string();
         for pid in &refused.pids {
-            if !self.told.insert((path.clone(), *pid)) {
+            if !self.told.entry(*pid).or_default().insert(path.clone()) {
                 continue;
             }
             let identity = self.config.proc_root.identity(*pid).unwrap_or(Identity { tgid: *pid, start_ns: 0 });

@@ -113,7 +113,7 @@ impl Processes {
                 }
                 known.exited = true;
                 let task = Task { pid: identity.tgid, identity: *identity, comm: known.comm.clone() };
-                events.push(Event::Exit { task, ppid: 0, code: 0, signal: 0, group_dead: true });
+                events.push(Event::Exit { task, ppid: 0, code: None, signal: 0, group_dead: true });
             }
             if presence == Presence::Reaped {
                 events.push(known.watch.as_ref().map_or_else(|| proc::absent(*identity, &known.comm), Watch::reaped));

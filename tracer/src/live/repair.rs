@@ -44,9 +44,13 @@ struct Reading {
 #[derive(Debug)]
 struct Books {
     live: BTreeMap<(u32, u64), LiveAllocation>,
+    /// Whether `live` is everything; if not, `sums` tell how much is missing from it.
     complete: bool,
-    balances: Vec<DeviceBalance>,
+    sums: Sums,
 }
+
+/// Bytes and count of live memory by kind (pinned host memory or not) and device ordinal.
+type Sums = BTreeMap<(bool, i32), (u64, u64)>;
 
 /// NVML index of a process's device ordinal.
 pub(super) trait Devices {
@@ -57,12 +61,7 @@ pub(super) trait Devices {
 impl Repair {
     /// Looks for new losses. Returns a record for each process that has some, and remembers to
     /// repair it. `now_ns` is a reading of the boot clock just before.
-    pub(super) fn check(
-        &mut self,
-        kernel: &Kernel,
-        devices: &impl Devices,
-        now_ns: impl Fn() -> u64,
-    ) -> Result<Vec<Event>, KernelError> {
+    pub(super) fn check(&mut self, kernel: &Kernel, now_ns: impl Fn() -> u64) -> Result<Vec<Event>, KernelError> {
         if self.reading.is_some() {
             return Ok(Vec::new());
         }
@@ -88,7 +87,7 @@ impl Repair {
         if !damaged.is_empty() {
             let total = processes.iter().map(|(_, process)| process.live_entries).sum::<u64>();
             let from_ns = now_ns();
-            let books = read_books(kernel, devices, &damaged, total <= DETAILED_ENTRIES)?;
+            let books = read_books(kernel, &damaged, total <= DETAILED_ENTRIES)?;
             self.reading = Some(Reading { from_ns, until_ns: now_ns(), books });
         }
         Ok(events)
@@ -96,14 +95,14 @@ impl Repair {
 
     /// Once the probes are off: reads the tables of every process that ever lost an event. They
     /// change no more, so whatever is still in the stream is in them.
-    pub(super) fn check_last(&mut self, kernel: &Kernel, devices: &impl Devices) -> Result<Vec<Event>, KernelError> {
+    pub(super) fn check_last(&mut self, kernel: &Kernel) -> Result<Vec<Event>, KernelError> {
         self.reading = None;
-        let events = self.check(kernel, devices, || u64::MAX)?;
+        let events = self.check(kernel, || u64::MAX)?;
         let lossy = |(_, process): &&(ProcessKey, Process)| process.lost + process.untracked > 0;
         let processes = kernel.processes()?;
         let damaged: BTreeMap<_, _> =
             processes.iter().filter(lossy).map(|(key, process)| ((key.tgid, key.start_ns), *process)).collect();
-        let books = read_books(kernel, devices, &damaged, true)?;
+        let books = read_books(kernel, &damaged, true)?;
         self.reading = Some(Reading { from_ns: u64::MAX, until_ns: u64::MAX, books });
         Ok(events)
     }
@@ -117,19 +116,27 @@ impl Repair {
         };
         let Some(symbol) = TABLE.get(event.symbol as usize) else { return };
         let key = (handle_space(symbol.family), event.handle);
+        let host = symbol.family == Family::Host;
         let refused = event.kind == EventKind::CallRefused as u32;
         match symbol.op {
             Op::Alloc if event.result == 0 => {
                 books.live.insert(key, allocation(event, symbol.family));
+                books.book(host, event.device, event.size);
             }
             Op::Free if refused && event.size > 0 => {
                 books.live.entry(key).or_insert_with(|| allocation(event, symbol.family));
+                books.book(host, event.device, event.size);
             }
             Op::Free if !refused => {
                 books.live.remove(&key);
+                books.unbook(host, event.device, event.size);
             }
             Op::CtxDestroy | Op::PrimaryRelease | Op::PrimaryReset if event.result == 0 && event.size == 0 => {
-                books.live.retain(|_, live| live.context != event.context || live.ts_ns > event.begin_ns);
+                let ended = |live: &LiveAllocation| live.context == event.context && live.ts_ns <= event.begin_ns;
+                let freed: Vec<_> = books.live.extract_if(.., |_, live| ended(live)).map(|(_, live)| live).collect();
+                for live in freed {
+                    books.unbook(live.family == Family::Host as u32, live.device, live.size);
+                }
             }
             _ => {}
         }
@@ -155,7 +162,8 @@ impl Repair {
                 })
                 .collect();
             let identity = translate::identity(tgid, start_ns);
-            Event::Resync { identity, live, complete: books.complete, balances: books.balances }
+            let balances = named(process, books.sums, devices);
+            Event::Resync { identity, live, complete: books.complete, balances }
         };
         reading.books.into_iter().map(resync).collect()
     }
@@ -180,7 +188,6 @@ fn allocation(event: &CallEvent, family: Family) -> LiveAllocation {
 
 fn read_books(
     kernel: &Kernel,
-    devices: &impl Devices,
     damaged: &BTreeMap<(u32, u64), Process>,
     detailed: bool,
 ) -> Result<BTreeMap<(u32, u64), Books>, KernelError> {
@@ -195,7 +202,7 @@ fn read_books(
         .iter()
         .map(|(key, process)| {
             let complete = detailed && process.untracked == 0;
-            (*key, Books { live: BTreeMap::new(), complete, balances: balances(*key, &accounts, devices) })
+            (*key, Books { live: BTreeMap::new(), complete, sums: sums(*key, &accounts) })
         })
         .collect();
     if detailed {
@@ -215,27 +222,51 @@ pub(super) fn account_key(key: &LiveKey, live: &LiveAllocation) -> AccountKey {
     AccountKey { tgid: key.tgid, device: live.account_device, start_ns: key.start_ns, context: live.context }
 }
 
+impl Books {
+    fn book(&mut self, host: bool, ordinal: i32, size: u64) {
+        let sum = self.sums.entry((host, ordinal)).or_default();
+        *sum = (sum.0.saturating_add(size), sum.1.saturating_add(1));
+    }
+
+    fn unbook(&mut self, host: bool, ordinal: i32, size: u64) {
+        let sum = self.sums.entry((host, ordinal)).or_default();
+        *sum = (sum.0.saturating_sub(size), sum.1.saturating_sub(1));
+    }
+}
+
 /// Sums of a process's accounts by device, pinned host memory apart.
 pub(super) fn balances(
     (tgid, start_ns): (u32, u64),
     accounts: &HashMap<AccountKey, Account>,
     devices: &impl Devices,
 ) -> Vec<DeviceBalance> {
-    let process = ProcessKey { tgid, pad: 0, start_ns };
-    let mut sums: BTreeMap<(bool, Option<u32>), (u64, u64)> = BTreeMap::new();
+    named(ProcessKey { tgid, pad: 0, start_ns }, sums((tgid, start_ns), accounts), devices)
+}
+
+fn sums((tgid, start_ns): (u32, u64), accounts: &HashMap<AccountKey, Account>) -> Sums {
+    let mut sums = Sums::new();
     for (_, account) in accounts.iter().filter(|(key, _)| (key.tgid, key.start_ns) == (tgid, start_ns)) {
         for family in Family::ALL {
             let balance = account.balances[family as usize];
             if balance.count > 0 {
-                let host = family == Family::Host;
-                let device = if host { None } else { devices.index(&process, account.device) };
-                let sum = sums.entry((host, device)).or_default();
+                let sum = sums.entry((family == Family::Host, account.device)).or_default();
                 *sum = (sum.0 + balance.bytes, sum.1 + balance.count);
             }
         }
     }
+    sums
+}
+
+/// The same by NVML index.
+fn named(process: ProcessKey, sums: Sums, devices: &impl Devices) -> Vec<DeviceBalance> {
+    let mut named: BTreeMap<(bool, Option<u32>), (u64, u64)> = BTreeMap::new();
+    for ((host, ordinal), (bytes, count)) in sums {
+        let device = if host { None } else { devices.index(&process, ordinal) };
+        let sum = named.entry((host, device)).or_default();
+        *sum = (sum.0 + bytes, sum.1 + count);
+    }
     let balance = |((host, device), (bytes, count))| DeviceBalance { device, host, bytes, count };
-    sums.into_iter().map(balance).collect()
+    named.into_iter().map(balance).collect()
 }
 
 /// Whether processes in `gone` left allocations in the live table.

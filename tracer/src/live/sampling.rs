@@ -25,10 +25,8 @@ pub(super) enum Sampled {
     Devices(Devices),
     /// A sample of every device.
     Samples(Vec<Event>),
-    /// NVML cannot be asked as it should, and why. Told when that changes.
-    Problem(String),
-    /// There is no NVML, and why.
-    Absent(String),
+    /// Why NVML cannot be asked as it should, or that it can again. Told when that changes.
+    Problem(Option<String>),
 }
 
 /// Starts asking. The task ends when the receiver is dropped.
@@ -40,9 +38,8 @@ pub(super) fn start(config: MonitorConfig, every: Duration) -> mpsc::Receiver<(u
 
 /// `None` when nobody listens any more.
 async fn run(config: MonitorConfig, every: Duration, told: mpsc::Sender<(u64, Sampled)>) -> Option<()> {
-    let mut monitor = open(config, &told).await?;
+    let (mut monitor, mut problem) = open(config, &told).await?;
     let mut devices = Devices::default();
-    let mut problem = None;
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -53,26 +50,30 @@ async fn run(config: MonitorConfig, every: Duration, told: mpsc::Sender<(u64, Sa
             devices = monitor.devices().clone();
             told.send((ts_ns, Sampled::Devices(devices.clone()))).await.ok()?;
         }
-        let now = monitor.problem().map(ToString::to_string);
+        let now = problem_of(&monitor);
         if now != problem {
-            problem = now;
-            if let Some(reason) = &problem {
-                told.send((ts_ns, Sampled::Problem(reason.clone()))).await.ok()?;
-            }
+            problem.clone_from(&now);
+            told.send((ts_ns, Sampled::Problem(now))).await.ok()?;
         }
         told.send((ts_ns, Sampled::Samples(samples))).await.ok()?;
     }
 }
 
-async fn open(config: MonitorConfig, told: &mpsc::Sender<(u64, Sampled)>) -> Option<Monitor> {
+fn problem_of(monitor: &Monitor) -> Option<String> {
+    let none = || monitor.devices().is_empty().then(|| "the driver lists no GPU".to_owned());
+    monitor.problem().map(ToString::to_string).or_else(none)
+}
+
+/// The monitor, and the problem last told before there was one.
+async fn open(config: MonitorConfig, told: &mpsc::Sender<(u64, Sampled)>) -> Option<(Monitor, Option<String>)> {
     let mut problem = None;
     loop {
         match Monitor::start(config.clone()).await {
-            Ok(monitor) => return Some(monitor),
+            Ok(monitor) => return Some((monitor, problem)),
             Err(error) => {
                 let reason = error.to_string();
                 if problem.as_ref() != Some(&reason) {
-                    told.send((boot_ns(), Sampled::Absent(reason.clone()))).await.ok()?;
+                    told.send((boot_ns(), Sampled::Problem(Some(reason.clone())))).await.ok()?;
                     problem = Some(reason);
                 }
             }

@@ -46,7 +46,6 @@ pub(super) struct Tracing {
     ended: HashMap<ProcessKey, u64>,
     books: Vec<ProcessBooks>,
     failures: Failures,
-    counters: [u64; tracer_ebpf::Counter::COUNT as usize],
     processes_lost: u64,
 }
 
@@ -76,7 +75,6 @@ impl Tracing {
             ended: HashMap::new(),
             books: Vec::new(),
             failures: Failures::default(),
-            counters: [0; tracer_ebpf::Counter::COUNT as usize],
             processes_lost: 0,
         })
     }
@@ -114,15 +112,12 @@ impl Tracing {
     }
 
     /// Puts probes on new libraries.
-    pub(super) fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Vec<Problem>) {
+    pub(super) fn adopt(&mut self, discovery: Discovery) -> (Vec<Event>, Option<Problem>) {
         let before = self.libraries.attached().count();
-        let (events, reasons) = self.libraries.adopt(&mut self.kernel, discovery);
-        let mut problems: Vec<Problem> =
-            reasons.into_iter().map(|reason| Problem { part: "driver library", reason }).collect();
-        if before == 0 && self.libraries.attached().count() > 0 {
-            problems.extend(self.kernel.set_traced_since(boot_ns()).err().as_ref().map(problem));
-        }
-        (events, problems)
+        let events = self.libraries.adopt(&mut self.kernel, discovery);
+        let first = before == 0 && self.libraries.attached().count() > 0;
+        let failed = if first { self.kernel.set_traced_since(boot_ns()).err() } else { None };
+        (events, failed.as_ref().map(problem))
     }
 
     /// A process replaced its image.
@@ -196,6 +191,19 @@ impl Tracing {
         records.extend(translate::life(&event, identity, parent).map(|said| at(event.ts_ns, said)));
     }
 
+    /// A process ended and its event was lost: its state in the kernel is dropped all the same.
+    pub(super) fn ended_unseen(&mut self, identity: Identity) -> Option<Problem> {
+        self.libraries.ended(identity.tgid);
+        let processes = match self.kernel.processes() {
+            Ok(processes) => processes,
+            Err(error) => return Some(problem(&error)),
+        };
+        let keys = processes.into_iter().map(|(key, _)| key);
+        let its = keys.filter(|key| translate::identity(key.tgid, key.start_ns) == identity);
+        self.ended.extend(its.map(|key| (key, boot_ns())));
+        None
+    }
+
     /// Looks for lost events, and drops the kernel's state of processes that ended.
     pub(super) fn check(&mut self, attribution: &Attribution) -> (Vec<Event>, Option<Problem>) {
         match self.try_check(attribution) {
@@ -205,9 +213,9 @@ impl Tracing {
     }
 
     fn try_check(&mut self, attribution: &Attribution) -> Result<Vec<Event>, KernelError> {
-        let mut events = self.repair.check(&self.kernel, attribution, boot_ns)?;
-        self.counters = self.kernel.counters()?;
-        let lost = self.counters[tracer_ebpf::Counter::ProcessesLost as usize] + self.stream.malformed();
+        let mut events = self.repair.check(&self.kernel, boot_ns)?;
+        let counters = self.kernel.counters()?;
+        let lost = counters[tracer_ebpf::Counter::ProcessesLost as usize] + self.stream.malformed();
         if lost > self.processes_lost {
             let count = lost - self.processes_lost;
             events.push(Event::LostEvents { count, cpu: None, since_ns: None, tgid: None, start_ns: None });
@@ -253,25 +261,32 @@ impl Tracing {
     }
 
     /// Takes the probes off, and reads for the last time what was lost.
-    pub(super) fn detach(&mut self, attribution: &Attribution) -> Vec<Record> {
+    pub(super) fn detach(&mut self) -> (Vec<Event>, Option<Problem>) {
         let losses = std::mem::take(&mut self.libraries)
             .detach(&mut self.kernel)
-            .and_then(|()| self.repair.check_last(&self.kernel, attribution));
-        losses.unwrap_or_default().into_iter().map(|event| at(boot_ns(), event)).collect()
+            .and_then(|()| self.repair.check_last(&self.kernel));
+        match losses {
+            Ok(events) => (events, None),
+            Err(error) => (Vec::new(), Some(problem(&error))),
+        }
     }
 
     /// What the kernel side has on every process, and what it counted.
-    pub(super) fn books(&mut self, attribution: &Attribution) -> Option<KernelBooks> {
-        let processes = self.kernel.processes().ok()?;
-        let accounts = self.kernel.accounts().ok()?.into_iter().collect();
+    pub(super) fn books(&mut self, attribution: &Attribution) -> Result<KernelBooks, Problem> {
+        self.read_books(attribution).map_err(|error| problem(&error))
+    }
+
+    fn read_books(&mut self, attribution: &Attribution) -> Result<KernelBooks, KernelError> {
+        let processes = self.kernel.processes()?;
+        let accounts = self.kernel.accounts()?.into_iter().collect();
         let mut books = std::mem::take(&mut self.books);
         for (key, process) in &processes {
             let failures = self.failures.take(key);
             let ended = self.ended.contains_key(key);
             books.push(ProcessBooks::new(key, process, ended, failures, &accounts, attribution));
         }
-        let open_calls = self.kernel.open_calls().ok()?;
-        Some(KernelBooks::new(self.kernel.counters().ok()?, open_calls, self.stream.malformed(), books))
+        let open_calls = self.kernel.open_calls()?;
+        Ok(KernelBooks::new(self.kernel.counters()?, open_calls, self.stream.malformed(), books))
     }
 }
 

@@ -57,10 +57,18 @@ pub(super) fn call(event: &CallEvent, identity: Identity, device: Option<u32>) -
             begin_ns: None,
         },
         Op::Free if refused => Event::FreeRefused { task, api, handle, size, device, result },
-        Op::Free if symbol.family == Family::Host => Event::HostFree { task, api, handle, result },
-        Op::Free => {
-            Event::Free { task, lib: DRIVER_LIBRARY.into(), api, handle, device, result, stream: None, begin_ns: None }
-        }
+        Op::Free if symbol.family == Family::Host => Event::HostFree { task, api, handle, size, result },
+        Op::Free => Event::Free {
+            task,
+            lib: DRIVER_LIBRARY.into(),
+            api,
+            handle,
+            size,
+            device,
+            result,
+            stream: None,
+            begin_ns: None,
+        },
         Op::CtxCreate | Op::PrimaryRetain => Event::CtxCreate { task, api, ctx, device, dur_ns, result },
         Op::CtxDestroy | Op::PrimaryRelease | Op::PrimaryReset => {
             Event::CtxDestroy { task, api, ctx, device, dur_ns, begin_ns: Some(event.begin_ns), result }
@@ -89,7 +97,7 @@ pub(super) fn life(event: &ProcessEvent, identity: Identity, parent: Option<Iden
     let ppid = event.parent_tgid;
     let life = |task| Life { task, ppid, cgroup: Text::default(), container: None, pod: None, nspid: None };
     // Wait status (wait(2)): the low seven bits are the signal, the next byte the exit code.
-    let (signal, code) = ((event.exit_code & 0x7f).cast_signed(), (event.exit_code >> 8 & 0xff).cast_signed());
+    let (signal, code) = ((event.exit_code & 0x7f).cast_signed(), Some((event.exit_code >> 8 & 0xff).cast_signed()));
     Some(match EventKind::from_raw(event.kind)? {
         EventKind::Fork => {
             let parent = parent.unwrap_or(Identity { tgid: ppid, start_ns: 0 });

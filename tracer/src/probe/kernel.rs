@@ -59,7 +59,7 @@ impl Default for KernelConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     /// The maps could not be made or the object was refused.
-    #[error("cannot load the eBPF maps: {0} (needs root, or CAP_BPF and CAP_PERFMON)")]
+    #[error("cannot load the eBPF maps: {} ({})", reason(.0), maps_advice(.0))]
     Maps(#[source] EbpfError),
     /// The embedded object lacks something: a build error.
     #[error("the embedded eBPF object has no {missing}: this binary was built wrongly")]
@@ -131,6 +131,33 @@ pub enum KernelError {
         /// Why.
         source: MapError,
     },
+}
+
+/// The innermost cause, which tells more than the layers around it.
+fn reason(error: &EbpfError) -> String {
+    let mut told = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        let inner_told = inner.to_string();
+        if !told.contains(&inner_told) {
+            told = format!("{told}: {inner_told}");
+        }
+        cause = inner.source();
+    }
+    told
+}
+
+fn maps_advice(error: &EbpfError) -> &'static str {
+    let mut cause = std::error::Error::source(error);
+    while let Some(inner) = cause {
+        if let Some(error) = inner.downcast_ref::<io::Error>()
+            && error.kind() != io::ErrorKind::PermissionDenied
+        {
+            return "check the free memory, or ask for less with --live-entries or --calls-ring";
+        }
+        cause = inner.source();
+    }
+    "needs root, or CAP_BPF and CAP_PERFMON"
 }
 
 /// How process identities are known.

@@ -1,7 +1,7 @@
 //! Findings and reports as JSON. On a live host each document is one line.
 
 use crate::finding::{Change, Finding, Report};
-use crate::live::{KernelBooks, Problem};
+use crate::live::{Calendar, KernelBooks, Problem};
 use serde::Serialize;
 
 /// Schema of the lines of a live run.
@@ -18,10 +18,25 @@ struct Line<'a> {
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum RunEvent<'a> {
-    Started { libraries: &'a [String] },
-    Problem { part: &'static str, reason: &'a str },
-    Finding { change: &'static str, finding: &'a Finding },
-    Summary { report: &'a Report, kernel: Option<&'a KernelBooks> },
+    Started {
+        libraries: &'a [String],
+        boot_time: String,
+    },
+    Problem {
+        part: &'static str,
+        reason: &'a str,
+    },
+    Finding {
+        change: &'static str,
+        opened_time: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        closed_time: Option<String>,
+        finding: &'a Finding,
+    },
+    Summary {
+        report: &'a Report,
+        kernel: Option<&'a KernelBooks>,
+    },
 }
 
 fn line(event: RunEvent<'_>) -> Result<String, serde_json::Error> {
@@ -30,9 +45,9 @@ fn line(event: RunEvent<'_>) -> Result<String, serde_json::Error> {
     Ok(line)
 }
 
-/// Tracing began; the libraries that carry probes.
-pub fn started(libraries: &[String]) -> Result<String, serde_json::Error> {
-    line(RunEvent::Started { libraries })
+/// Tracing began; the libraries that carry probes, and what the boot clock counts from.
+pub fn started(libraries: &[String], calendar: Calendar) -> Result<String, serde_json::Error> {
+    line(RunEvent::Started { libraries, boot_time: calendar.boot_time() })
 }
 
 /// A part of the host cannot be seen.
@@ -41,13 +56,19 @@ pub fn problem(problem: &Problem) -> Result<String, serde_json::Error> {
 }
 
 /// A finding opened, changed or closed.
-pub fn change(change: &Change) -> Result<String, serde_json::Error> {
+pub fn change(change: &Change, calendar: Calendar) -> Result<String, serde_json::Error> {
     let word = match change {
         Change::Opened(_) => "opened",
         Change::Updated(_) => "updated",
         Change::Closed(_) => "closed",
     };
-    line(RunEvent::Finding { change: word, finding: change.finding() })
+    let finding = change.finding();
+    line(RunEvent::Finding {
+        change: word,
+        opened_time: calendar.time(finding.opened_ns),
+        closed_time: finding.closed_ns.map(|ns| calendar.time(ns)),
+        finding,
+    })
 }
 
 /// The end of a live run: the findings document, and what the kernel side counted.

@@ -1,10 +1,10 @@
 //! Findings and reports as plain text: the answer first, then what proves it.
 
-use crate::finding::{Change, Finding, Report};
+use crate::finding::{Change, DataQuality, Finding, Report};
 use crate::ledger::Ledger;
 use crate::ledger::books::DeviceBooks;
-use crate::live::{KernelBooks, Problem};
-use crate::units::{at, duration, shown, size};
+use crate::live::{Calendar, KernelBooks, Problem};
+use crate::units::{at, clock, duration, shown, size};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -16,15 +16,15 @@ const EVIDENCE: usize = 40;
 const ROWS: usize = 20;
 
 /// Tracing began.
-pub fn started(libraries: &[String]) -> String {
-    if libraries.is_empty() {
-        return "Tracing; no driver library is in use yet. Ctrl-C ends it.\n".to_owned();
-    }
-    let mut out = "Tracing every process that uses\n".to_owned();
+pub fn started(libraries: &[String], calendar: Calendar) -> String {
+    let mut out = match libraries {
+        [] => "Tracing processes; there is no driver library to trace yet.\n".to_owned(),
+        _ => "Tracing every process that uses\n".to_owned(),
+    };
     for library in libraries {
         let _ = writeln!(out, "  {}", shown(library, LINE));
     }
-    out.push_str("Ctrl-C ends it.\n");
+    let _ = writeln!(out, "Times are seconds since this host started, {}. Ctrl-C ends it.", calendar.boot_time());
     out
 }
 
@@ -36,7 +36,20 @@ pub fn problem(problem: &Problem) -> String {
 /// The end of a live run.
 pub fn summary(report: &Report, ledger: &Ledger, kernel: Option<&KernelBooks>) -> String {
     let mut out = "\n".to_owned();
-    findings(report, &mut out);
+    conclusion(report, &mut out);
+    for finding in by_severity(report) {
+        let state = match finding.closed_ns {
+            Some(_) => closed_line(finding),
+            None => format!("open since {}", clock(finding.opened_ns)),
+        };
+        let _ = writeln!(
+            out,
+            "{:<8} {}  {}\n         {state}",
+            finding.severity.to_string(),
+            finding.category,
+            shown(&finding.summary, LINE)
+        );
+    }
     table(ledger, &mut out);
     warnings(report, &mut out);
     if let Some(kernel) = kernel {
@@ -53,36 +66,41 @@ pub fn summary(report: &Report, ledger: &Ledger, kernel: Option<&KernelBooks>) -
 }
 
 /// A change as a block of text.
-pub fn change(change: &Change) -> String {
+pub fn change(change: &Change, calendar: Calendar) -> String {
     match change {
-        Change::Opened(finding) => finding_block(finding),
+        // The first of an incident tells the whole story.
+        Change::Opened(finding) if finding.incident != finding.id => format!(
+            "{:<8} {}  {}\n         of the same incident\n",
+            finding.severity.to_string(),
+            finding.category,
+            shown(&finding.summary, LINE)
+        ),
+        Change::Opened(finding) => finding_block(finding, Some(calendar)),
         Change::Updated(finding) => format!("update   {}  {}\n", finding.category, shown(&finding.summary, LINE)),
-        Change::Closed(finding) => closed_line(finding),
+        Change::Closed(finding) => {
+            format!("closed   {}  {} ({})\n", finding.category, closed_line(finding), shown(&finding.id, 128))
+        }
     }
 }
 
 fn closed_line(finding: &Finding) -> String {
     let lasted = finding.closed_ns.map_or(0, |ns| ns.saturating_sub(finding.opened_ns));
-    format!(
-        "closed   {}  after {}: {} ({})\n",
-        finding.category,
-        duration(lasted),
-        shown(finding.close_reason.as_deref().unwrap_or("its condition ended"), LINE),
-        shown(&finding.id, 128)
-    )
+    let reason = finding.close_reason.as_deref().unwrap_or("its condition ended");
+    format!("closed after {}: {}", duration(lasted), shown(reason, LINE))
 }
 
-fn finding_block(finding: &Finding) -> String {
+fn finding_block(finding: &Finding, calendar: Option<Calendar>) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
     let _ = writeln!(
         out,
-        "{:<8} {}  {}\n         confidence {}, raised {}",
+        "{:<8} {}  {}\n         confidence {}, raised {}{}",
         finding.severity.to_string(),
         finding.category,
         shown(&finding.summary, LINE),
         finding.confidence,
-        at(finding.opened_ns)
+        at(finding.opened_ns),
+        calendar.map_or_else(String::new, |calendar| format!(" ({})", calendar.time(finding.opened_ns)))
     );
     for line in finding.evidence.iter().take(EVIDENCE) {
         let _ = writeln!(out, "           - {}", shown(line, LINE));
@@ -90,12 +108,11 @@ fn finding_block(finding: &Finding) -> String {
     if finding.evidence.len() > EVIDENCE {
         let _ = writeln!(out, "           - and {} more", finding.evidence.len() - EVIDENCE);
     }
-    if !finding.advice.is_empty() {
+    // What is over asks for nothing to be done.
+    if finding.closed_ns.is_some() {
+        let _ = writeln!(out, "         {}", closed_line(finding));
+    } else if !finding.advice.is_empty() {
         let _ = writeln!(out, "         do: {}", shown(&finding.advice, 2 * LINE));
-    }
-    if let Some(closed) = finding.closed_ns {
-        let reason = finding.close_reason.as_deref().unwrap_or("its condition ended");
-        let _ = writeln!(out, "         closed {}: {}", at(closed), shown(reason, LINE));
     }
     out
 }
@@ -103,7 +120,11 @@ fn finding_block(finding: &Finding) -> String {
 /// A whole report.
 pub fn report(report: &Report) -> String {
     let mut out = String::new();
-    findings(report, &mut out);
+    conclusion(report, &mut out);
+    for finding in by_severity(report) {
+        out.push('\n');
+        out.push_str(&finding_block(finding, None));
+    }
     holders(report, &mut out);
     warnings(report, &mut out);
     out
@@ -155,22 +176,24 @@ fn table(ledger: &Ledger, out: &mut String) {
     }
 }
 
-fn findings(report: &Report, out: &mut String) {
+/// How many findings, and how much of the truth could be seen.
+fn conclusion(report: &Report, out: &mut String) {
     let open = report.findings.iter().filter(|finding| finding.closed_ns.is_none()).count();
     let _ = match (report.findings.len(), open) {
-        (0, _) => writeln!(out, "Nothing to report."),
+        (0, _) if report.data_quality == DataQuality::Full => writeln!(out, "Nothing to report."),
+        (0, _) => writeln!(out, "Nothing to report as far as could be seen; that was not everything:"),
         (all, open) => writeln!(out, "{all} finding{}, {open} still open.", if all == 1 { "" } else { "s" }),
     };
     let _ = writeln!(out, "Data quality: {}.", report.data_quality);
     for reason in &report.data_quality_reasons {
         let _ = writeln!(out, "  - {}", shown(reason, LINE));
     }
+}
+
+fn by_severity(report: &Report) -> Vec<&Finding> {
     let mut findings: Vec<&Finding> = report.findings.iter().collect();
     findings.sort_by_key(|finding| (std::cmp::Reverse(finding.severity), finding.opened_ns));
-    for finding in findings {
-        out.push('\n');
-        out.push_str(&finding_block(finding));
-    }
+    findings
 }
 
 fn holders(report: &Report, out: &mut String) {

@@ -23,13 +23,14 @@ impl Books {
         self.class_index = Map::default();
         self.spent = Vec::new();
         self.unlisted = BTreeMap::new();
+        self.unlisted_host = 0;
         for books in self.devices.values_mut() {
             books.cycles = Cycles::default();
             books.gap = Gap::default();
         }
     }
 
-    /// Replaces the books by exact ones.
+    /// Replaces the books by exact ones: what is listed, and as much more as the balances say.
     pub(in crate::ledger) fn resync(&mut self, live: &[LiveEntry], balances: &[DeviceBalance], ns: u64) {
         let fresh = Self {
             first_ns: self.first_ns,
@@ -75,11 +76,13 @@ impl Books {
                 self.insert(key, &new);
             }
         }
+        let listed_host = self.host.bytes;
         for balance in balances {
             if balance.host {
                 self.host.bytes = balance.bytes;
                 self.host.count = balance.count;
                 self.host.peak = self.host.peak.max(balance.bytes);
+                self.unlisted_host = balance.bytes.saturating_sub(listed_host);
             } else {
                 let device = self.devices.entry(balance.device).or_default();
                 let listed = device.owned.bytes.saturating_add(device.managed.bytes);
@@ -93,8 +96,27 @@ impl Books {
         }
     }
 
-    /// A release of a handle that is not listed may be one of the bytes a resync could not list.
-    pub(in crate::ledger) fn has_unlisted(&self) -> bool {
-        self.unlisted.values().any(|&bytes| bytes > 0)
+    /// A release of a handle that is not listed may be of the bytes a resync could not list. Takes
+    /// its bytes off them; `false` where there are none.
+    pub(in crate::ledger) fn freed_unlisted(&mut self, space: Space, device: Option<u32>, size: u64, ns: u64) -> bool {
+        if space == Space::Host {
+            let known = self.unlisted_host > 0;
+            let bytes = size.min(self.unlisted_host);
+            self.unlisted_host -= bytes;
+            self.host.bytes = self.host.bytes.saturating_sub(bytes);
+            self.host.count = self.host.count.saturating_sub(u64::from(bytes > 0));
+            return known;
+        }
+        // Without a device it may be of any.
+        let unlisted = self.unlisted.get_mut(&device).filter(|bytes| **bytes > 0);
+        let Some(unlisted) = unlisted else { return self.unlisted.values().any(|&bytes| bytes > 0) };
+        let bytes = size.min(*unlisted);
+        *unlisted -= bytes;
+        self.bytes = self.bytes.saturating_sub(bytes);
+        if let Some(books) = self.devices.get_mut(&device) {
+            books.owned.bytes = books.owned.bytes.saturating_sub(bytes);
+            books.last_ns = books.last_ns.max(ns);
+        }
+        true
     }
 }
