@@ -160,7 +160,7 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 
 /// The kernel takes ring buffers of a power of two of at least a page.
 fn ring_size(text: &str) -> Result<u32, String> {
-    let size = text.parse::<ByteSize>()?.as_u64();
+    let size = text.parse::<ByteSize>().map_err(|_| "not a size such as 8MiB".to_owned())?.as_u64();
     let page = rustix::param::page_size() as u64;
     match u32::try_from(size) {
         Ok(bytes) if bytes.is_power_of_two() && size >= page && size <= 1 << 30 => Ok(bytes),

@@ -128,7 +128,12 @@ impl<R: BufRead> Scenario<R> {
         let mut text = String::new();
         loop {
             if !self.next_line(&mut text)? {
-                return Err(self.malformed("no `\"events\": [` line found; this is not a scenario file"));
+                let problem = if before.contains("\"vramtrace-findings/") || before.contains("\"vramtrace-run/") {
+                    "this is what vramtrace said of an incident, not a recording of one"
+                } else {
+                    "no line `\"events\": [` found; this is not a scenario file (docs/formats.md), or its records do not stand one a line"
+                };
+                return Err(self.malformed(problem));
             }
             let trimmed = text.trim();
             if let Some(rest) =
@@ -225,6 +230,7 @@ mod tests {
         let cut = error(&format!("{HEAD}  {{\"ts_ns\": 9, \"kind\": \"tick\"}},\n"));
         assert_eq!(cut, "x.json:7: the file ends inside `events`; its end is missing");
         assert!(error("").contains("this is not a scenario file"));
+        assert!(error("{\n \"schema\": \"vramtrace-findings/1\"\n}\n").ends_with("not a recording of one"));
         assert!(error("\u{7f}ELF").contains("this is not a scenario file"));
         let schema = error(&HEAD.replace("replay/1", "replay/9"));
         assert_eq!(schema, "x.json:1: schema is \"vramtrace-replay/9\", expected \"vramtrace-replay/1\"");
