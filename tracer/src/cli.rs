@@ -119,7 +119,7 @@ pub struct RunArgs {
     pub calls_ring: u32,
     /// Live allocations that can be tracked at once, over all processes; about 100 bytes of kernel
     /// memory each.
-    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1024..=1 << 26))]
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
     pub live_entries: u32,
     /// The kernel's type information instead of the running kernel's own, or `none` to do without.
     #[arg(long, value_name = "PATH")]

@@ -13,7 +13,7 @@ pub use config::{DeviceInfo, EngineConfig};
 use crate::detect::{self, Detector};
 use crate::finding::{Change, Report, SCHEMA};
 use crate::ledger::{Ledger, Process};
-use crate::record::{Event, Identity, Record};
+use crate::record::{Event, Record};
 use crate::units::SECOND;
 use std::collections::BTreeMap;
 
@@ -56,17 +56,6 @@ impl Moment<'_> {
     pub fn now(&self) -> u64 {
         self.ledger.now
     }
-}
-
-/// What a live host may look up for the engine, whenever it is convenient.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Questions {
-    /// Walk `/proc/*/fd` and tell who has device files open ([`Event::FdScan`]).
-    pub walk_open_files: bool,
-    /// Dead processes that were not seen to leave the process table ([`Event::Reap`]).
-    pub gone: Vec<Identity>,
-    /// Live processes whose state, parent and control group matter ([`Event::ProcState`]).
-    pub states: Vec<Identity>,
 }
 
 /// Turns records into findings.
@@ -126,7 +115,8 @@ impl Engine {
 
     /// Says what is still pending at the end of the records.
     pub fn finish(&mut self) -> Vec<Change> {
-        self.look(&Event::Tick, true, Sweep::All);
+        // No tick: that the records end does not mean that time passed in silence.
+        self.look(&Event::Unknown, true, Sweep::All);
         self.book.take_changes()
     }
 
@@ -198,24 +188,15 @@ impl Engine {
         }
     }
 
-    /// What would help to judge what is pending. A live host answers with records.
-    pub fn questions(&self) -> Questions {
+    /// Whether a walk of the open files ([`Event::FdScan`]) would help to judge what is pending.
+    pub fn wants_open_files(&self) -> bool {
         let ledger = &self.ledger;
-        let mut questions = Questions::default();
-        for teardown in ledger.teardowns.values().filter(|teardown| teardown.returned_ns.is_none()) {
+        let mut pending = ledger.teardowns.values().filter(|teardown| teardown.returned_ns.is_none());
+        pending.any(|teardown| {
             let due = teardown.exit_ns.saturating_add(self.config.exit_grace_ns);
             let walked = ledger.scan.as_ref().is_some_and(|scan| scan.ns >= due);
-            questions.walk_open_files |= ledger.now >= due && !walked && teardown.billed_ns.is_some_and(|ns| ns >= due);
-            if ledger.process(&teardown.id).is_some_and(|process| process.gone_ns.is_none()) {
-                questions.gone.push(teardown.id);
-            }
-        }
-        let orphaned = |user: &&Process| {
-            ledger.ancestors(user.id).any(|ancestor| !ancestor.is_alive()) || ledger.owner_end(user).is_some()
-        };
-        questions.states.extend(ledger.gpu_users().filter(orphaned).map(|user| user.id));
-        questions.gone.dedup();
-        questions
+            ledger.now >= due && !walked && teardown.billed_ns.is_some_and(|ns| ns >= due)
+        })
     }
 
     /// Records taken in so far.

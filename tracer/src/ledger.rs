@@ -104,8 +104,6 @@ pub struct Refused {
 pub struct Losses {
     /// Events lost.
     pub events: u64,
-    /// Of those, events that might be anybody's.
-    pub anonymous: u64,
     /// Last loss.
     pub last_ns: Option<u64>,
     /// Losses after which no process was known that they could belong to.

@@ -33,7 +33,6 @@ use self::{
     tracing::Tracing,
 };
 use crate::{
-    engine::Questions,
     gpu::{Attribution, DeviceView, Devices, MonitorConfig},
     probe::{
         KernelConfig,
@@ -191,12 +190,9 @@ impl Live {
         self.tracing.as_ref().and_then(Tracing::slow_detach)
     }
 
-    /// Looks up what the engine asks for; the answers come as records. Processes that matter are
-    /// watched without being asked for.
-    pub fn answer(&mut self, questions: &Questions) {
-        if questions.walk_open_files {
-            self.scanner.suspect(Instant::now());
-        }
+    /// Has the open files of all processes walked; the answer comes as a record.
+    pub fn walk_open_files(&mut self) {
+        self.scanner.suspect(Instant::now());
     }
 
     /// The next records, in order of time. Waits for the next look into the rings at most, and may

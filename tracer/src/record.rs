@@ -303,6 +303,8 @@ pub enum Event {
         result: i32,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         ctx: Option<OpaqueId>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stack_id: Option<OpaqueId>,
     },
     /// Pinned host memory was given back.
     HostFree {

@@ -8,7 +8,7 @@ use vramtrace::{replay, sink};
 #[test]
 fn every_scenario_gets_the_verdict_it_expects() {
     let cases = corpus::all();
-    assert!(cases.len() >= 46, "scenario files are missing: {}", cases.len());
+    assert!(cases.len() >= 69, "scenario files are missing: {}", cases.len());
     let mut wrong = Vec::new();
     for case in &cases {
         let report = replay::replay(&case.path, EngineConfig::default()).unwrap();

@@ -223,7 +223,10 @@ fn an_nvml_that_hangs_is_told_and_holds_nothing_up() {
 #[test]
 fn without_nvml_the_calls_are_still_traced() {
     let machine = Machine::with_devices(1);
-    std::fs::remove_file(machine.host().lib_dir().join("libnvidia-ml.so.1")).unwrap_or_else(|error| panic!("{error}"));
+    // A path that is named and not there is refused at start: here it is there, and no library.
+    let library = machine.host().lib_dir().join("libnvidia-ml.so.1");
+    std::fs::remove_file(&library).unwrap_or_else(|error| panic!("{error}"));
+    std::fs::write(&library, "no library").unwrap_or_else(|error| panic!("{error}"));
     let mut tracer = Tracer::start(&machine, &[]);
     let problem = tracer.wait_for("problem", |line| line["part"] == "NVML");
     assert!(problem["reason"].as_str().is_some_and(|reason| reason.contains("--nvml-library")), "{problem}");

@@ -80,7 +80,9 @@ async fn trace(args: &RunArgs, file: Option<ReportFile>) -> anyhow::Result<Repor
         tokio::select! {
             records = live.next() => {
                 output.changes(&take_in(&mut engine, &records))?;
-                live.answer(&engine.questions());
+                if engine.wants_open_files() {
+                    live.walk_open_files();
+                }
             }
             _ = interrupt.recv() => break,
             _ = terminate.recv() => break,

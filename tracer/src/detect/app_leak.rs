@@ -12,7 +12,7 @@
 //! that does not grow along. Withheld while events of the process are known to be lost.
 //!
 //! Thresholds: 20 survivors if the threads that allocated them are gone, 30 if they come from one
-//! call path, else 40; over at least 8 s and 16 MiB; measured in balanced releases (at least 10),
+//! call path (12 of a gibibyte and more, which fill a device before there are 30), else 40; over at least 8 s and 16 MiB; measured in balanced releases (at least 10),
 //! each quarter of the work must have brought a tenth of them, the second half 46%, the last
 //! quarter 70% of the first (an exponential warm-up fails this once it is a third full); growth must not have
 //! paused for four usual gaps of work. Blocks of 64 MiB and more must have come for ten minutes. 24 rising floors (4
@@ -70,7 +70,7 @@ impl Detector for AppLeak {
         let stirred: BTreeSet<Identity> = self.stirred.drain(..).collect();
         for id in stirred {
             let claims = moment.ledger.process(&id).map(|process| judge(process, moment, book)).unwrap_or_default();
-            self.standing.hold(id, claims, book, "the growth has stopped or the memory was given back");
+            self.standing.hold(id, claims, moment.now(), book, "the growth has stopped or the memory was given back");
         }
     }
 }
@@ -81,7 +81,7 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
     if books.unreliable_since_ns.is_some() || books.reused > 0 && !books.resynced {
         return claims;
     }
-    let growing = books.growing_classes(moment.config.leak_survivors);
+    let growing = books.growing_classes(moment.config.leak_survivors.min(moment.config.leak_survivors_huge));
     let leaks: Vec<(&ClassKey, &Class)> =
         growing.into_iter().filter(|(key, class)| leaks(process, key, class, books, moment)).collect();
     // Many kinds growing at once are a structure being built, not one thing forgotten: the
@@ -142,6 +142,7 @@ fn follows(process: &Process, device: Option<u32>, gained: u64, moment: &Moment<
 fn needed(process: &Process, key: &ClassKey, class: &Class, config: &EngineConfig) -> u64 {
     match (threads_gone(process, class), &key.stack) {
         (true, _) => config.leak_survivors,
+        (false, Some(_)) if key.size >= config.leak_huge_bytes => config.leak_survivors_huge,
         (false, Some(_)) => config.leak_survivors.midpoint(config.leak_survivors_without_stack),
         (false, None) => config.leak_survivors_without_stack,
     }

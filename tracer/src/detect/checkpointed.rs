@@ -50,7 +50,7 @@ fn away(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
     let name = process_name(process.id.tgid, &process.comm);
     let billed = checkpoint.device.and_then(|device| moment.ledger.billed(process, device));
     let mut evidence = vec![format!(
-        "checkpointed {}; NVML billed it {} ({} bytes) before",
+        "checkpointed {} (cuCheckpointProcessCheckpoint); NVML billed it {} ({} bytes) before",
         at(checkpoint.since_ns),
         size(checkpoint.bytes),
         checkpoint.bytes

@@ -8,7 +8,7 @@
 //! not rise along. Without such a metric this cannot be told from a leak, and `app_leak` says so.
 //! Refuted by: a plateau; allocated bytes that grow along.
 //!
-//! Thresholds: eight samples over a minute at least; 256 MiB gained; allocated at most half of what is
+//! Thresholds: eight samples over two minutes at least, as warming up takes one; 256 MiB gained; allocated at most half of what is
 //! held, and grown by at most a quarter of what was gained.
 
 use super::allocators::Allocator;
@@ -19,14 +19,16 @@ use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::Process;
 use crate::ledger::metrics::Meaning;
-use crate::units::{MIB, at, duration, size};
+use crate::units::{MIB, SECOND, at, duration, size};
 
 const CATEGORY: Category = Category::FragmentationGrowth;
 /// Less is not worth a finding.
 const GAINED: u64 = 256 * MIB;
+/// A server that warms up (compiles, tunes, captures graphs) takes more at first as well.
+const SPAN_NS: u64 = 120 * SECOND;
 
 pub(super) fn detector() -> Box<dyn Detector> {
-    EachProcess::boxed(CATEGORY, judge, "what it holds no longer grows, or its objects do")
+    EachProcess::lingering(CATEGORY, judge, "what it holds no longer grows, or its objects do")
 }
 
 /// The key of a finding about a process's memory on a device.
@@ -44,7 +46,7 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
     let Some((device, on)) = largest.max_by_key(|(device, on)| (on.owned.bytes, u32::MAX - device)) else {
         return Vec::new();
     };
-    let Some(rise) = rising(on.gap.held.points(), GAINED) else { return Vec::new() };
+    let Some(rise) = rising(on.gap.held.points(), GAINED, SPAN_NS) else { return Vec::new() };
     let (first, last) = (rise.first(), rise.last());
     let held = on.owned.bytes;
     let during = || metric.history.points().iter().filter(|(ns, _)| *ns >= first.0).map(|&(_, bytes)| bytes);

@@ -6,13 +6,15 @@
 //! Evidence needed: the process is alive and holds memory that has not moved; it has made no driver
 //! call about memory, its service has shown no change and NVML's row has been constant all the
 //! while. Confidence rises with what says that it is idle: a name like `ray::IDLE`, a scheduler
-//! that considers its GPU free, a device on which no kernel ran, a notebook's kernel. Without any of
+//! that considers its GPU free, a device on which no kernel ran, a notebook's kernel, work that used to
+//! allocate and release all the time and has stopped. Without any of
 //! them the process must have been found asleep each time, and it stays a low-confidence note.
 //! Refuted by: a call, a metric of its service that changes, a row that moves, a device that
 //! computes for it alone, running on a CPU when it was looked at. Left to others: processes whose owner is gone, checkpointed ones,
 //! MPS servers, programs that watch. Silence alone is not told of a process whose service is known to be up.
 //!
-//! Thresholds: 15 minutes with a sign of idleness, 30 without (both from field reports); memory
+//! Thresholds: 15 minutes with a sign of idleness, 30 without (both from field reports), and twenty
+//! times as long as its releases used to take where that they stopped is the only sign; memory
 //! from 128 MiB on.
 
 use super::release::finding_key;
@@ -23,9 +25,12 @@ use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::Process;
 use crate::ledger::checkpoint::Phase;
 use crate::ledger::metrics::Meaning;
-use crate::units::{at, clock, duration, shown, size};
+use crate::units::{SECOND, at, clock, duration, shown, size};
 
 const CATEGORY: Category = Category::IdleHolder;
+/// Releases that make a habit, and over how long.
+const RELEASES: u64 = 20;
+const SPAN_NS: u64 = 300 * SECOND;
 
 pub(super) fn detector() -> Box<dyn Detector> {
     EachProcess::boxed(CATEGORY, judge, "it is at work again, or it gave its memory back")
@@ -39,6 +44,29 @@ fn is_idle_name(comm: &str) -> bool {
 /// Whether a name is a notebook kernel's.
 fn is_notebook(comm: &str) -> bool {
     ["ipykernel", "jupyter", "colab-kernel"].iter().any(|name| comm.contains(name))
+}
+
+/// Since when it was found asleep each time it was looked at, three times at least.
+fn asleep_since(process: &Process) -> Option<u64> {
+    process.state.as_ref().filter(|state| state.times >= 3).map(|state| state.since_ns)
+}
+
+/// Work that goes on with releases of memory stops when they do. A process that loaded once and
+/// computes ever since has few.
+fn stopped(process: &Process, device: u32, silent: u64) -> Option<String> {
+    let books = process.books.as_deref()?;
+    let on = books.devices.get(&Some(device))?;
+    let span = process.last_call_ns?.saturating_sub(books.first_ns);
+    let steady = books.frees >= RELEASES && books.frees >= on.owned.count.saturating_mul(4) && span >= SPAN_NS;
+    let usual = span / books.frees.max(1);
+    (steady && silent / 20 >= usual).then(|| {
+        format!(
+            "its work released memory every {} for {} ({} releases), and has not since",
+            duration(usual),
+            duration(span),
+            books.frees
+        )
+    })
 }
 
 fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
@@ -101,9 +129,14 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
                 shown(&process.comm, 32)
             ));
         }
+        let stopped = if signs.is_empty() { stopped(process, device, silent) } else { None };
+        if silent >= config.idle_silent_ns && asleep_since(process).is_some() {
+            signs.extend(stopped);
+        }
         let needed = if signs.is_empty() { config.idle_silent_ns } else { config.idle_told_ns };
         // Without any sign, only a process that was found asleep each time, and serves nobody.
-        let asleep = process.state.as_ref().is_some_and(|state| state.times >= 3 && state.since_ns <= since);
+        let asleep = asleep_since(process)
+            .is_some_and(|asleep| moment.now().saturating_sub(asleep.max(since)) >= config.idle_silent_ns);
         let unknown = signs.is_empty() && (process.service_ns.is_some() || row.mps || !asleep);
         if silent < needed || unknown {
             continue;

@@ -12,7 +12,8 @@
 //! Severity: information while the importer shares the exporter's owner and works; a warning where
 //! it shows no sign of work, the exporter's owner is another one, or the exporter crashed or was
 //! stopped (a cache server that outlives its client); by size where the holder uses no GPU itself, so that nobody can be using it.
-//! Confidence: high for imports, medium for descriptors, which may have been closed unseen.
+//! Confidence: high for imports; for descriptors, which may have been closed unseen, medium, unless
+//! the holder was found with device files open after the exit and uses no GPU itself.
 //!
 //! Thresholds: 128 MiB; 5 s after the exit or the release; five minutes without a driver call or a change of the importer's service.
 
@@ -109,7 +110,14 @@ fn claim(&(exporter_id, holder_id, device, how): &Key, pins: &[Pin], moment: &Mo
         _ if idle || died.is_some() && (!same_owner || crashed) => Severity::Warning,
         _ => Severity::Info,
     };
-    let confidence = if how == Hold::Import { Confidence::High } else { Confidence::Medium };
+    // A descriptor may have been closed unseen; a holder that uses no GPU itself and has device files
+    // open after the exit has no others.
+    let open = died.is_some_and(|died| {
+        let scan = ledger.scan.as_ref().filter(|scan| scan.complete && scan.ns > died);
+        scan.is_some_and(|scan| scan.holders.iter().any(|open| open.identity == holder_id))
+    });
+    let certain = how == Hold::Import || open && !computes;
+    let confidence = if certain { Confidence::High } else { Confidence::Medium };
     let name = process_name(holder_id.tgid, &holder.comm);
     let from = process_name(exporter_id.tgid, &exporter.comm);
     let ids: Vec<String> = pins.iter().take(NAMED).map(|pin| shown(&pin.ipc.to_string(), 64)).collect();
@@ -132,6 +140,12 @@ fn claim(&(exporter_id, holder_id, device, how): &Key, pins: &[Pin], moment: &Mo
     });
     if let Some(row) = device.and_then(|device| ledger.billed(holder, device)) {
         evidence.push(format!("NVML bills the importer {} ({row} bytes)", size(row)));
+    }
+    if how == Hold::Descriptor && open {
+        evidence.push(format!(
+            "pid {} has device files open since, as the last walk of all open files found",
+            holder_id.tgid
+        ));
     }
     evidence.push(owners(holder, exporter, same_owner));
     evidence.push(if worked == 0 {

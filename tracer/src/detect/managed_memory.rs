@@ -59,7 +59,11 @@ fn on_device(process: &Process, device: u32, managed: u64, moment: &Moment<'_>) 
     let bytes = unlisted.min(managed);
     let name = process_name(process.id.tgid, &process.comm);
     let mut evidence = vec![
-        format!("{} ({managed} bytes) of managed memory in the books of pid {}", size(managed), process.id.tgid),
+        format!(
+            "{} ({managed} bytes) of managed memory (cuMemAllocManaged) in the books of pid {}",
+            size(managed),
+            process.id.tgid
+        ),
         format!(
             "GPU {device} uses {}; its {} rows explain {}, its floor {}, and {} ({unlisted} bytes) are listed for no one",
             last.used.map_or_else(|| "an unknown amount".to_owned(), size),

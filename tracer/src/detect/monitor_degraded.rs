@@ -7,7 +7,7 @@
 //! took far too long, or no sample at all although time passes.
 //! Refuted by: "not supported", which is what the device can do and not a failure.
 //!
-//! Thresholds: 2 failures in a row; 5 s for one call; 30 s without any sample.
+//! Thresholds: 2 failures in a row; 5 s for one call; 30 s without any sample, or four times the usual wait.
 
 use super::{Detector, device_name};
 use crate::engine::{Book, Claim, Moment};
@@ -43,7 +43,8 @@ impl Detector for MonitorDegraded {
                 ticking
                     && series.failing.is_none()
                     && series.samples > 1
-                    && moment.now().saturating_sub(last) >= moment.config.monitor_silence_ns
+                    && moment.now().saturating_sub(last)
+                        >= moment.config.monitor_silence_ns.max(series.interval_ns.saturating_mul(4))
             });
             let failing = series.failing.as_ref().filter(|failing| {
                 failing.count >= moment.config.monitor_failures || failing.longest_ns >= moment.config.monitor_slow_ns

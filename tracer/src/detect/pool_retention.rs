@@ -4,13 +4,13 @@
 //! streams are waited for, and only what exceeds its release threshold.
 //!
 //! Evidence needed: allocations of a pool were released, nothing was allocated from it for a
-//! while, and NVML still bills the process what the books and its learned overhead do not explain, up
+//! while or its work has long needed much less than it holds, and NVML still bills the process what the books and its learned overhead do not explain, up
 //! to what the pool once held. High confidence where the books are complete and a threshold that
 //! keeps as much was seen.
 //! Refuted by: new allocations from the pool, a row that falls, books with holes.
 //!
 //! Thresholds: a minute without an allocation from the pool (between requests a pool is doing its
-//! work); 128 MiB retained; a warning from 1 GiB on.
+//! work), else what is beyond the most its work had allocated within five to ten minutes; 128 MiB retained; a warning from 1 GiB on.
 
 use super::standing::EachProcess;
 use super::{Detector, process_name};
@@ -52,9 +52,14 @@ fn on_device(process: &Process, books: &Books, device: u32, pools: &[&Pool], mom
     let overhead = on.gap.least.unwrap_or(0);
     let used = pools.iter().fold(0_u64, |sum, pool| sum.saturating_add(pool.used.bytes));
     let peak = pools.iter().fold(0_u64, |sum, pool| sum.saturating_add(pool.used.peak));
-    // What one pool's pages can be: not more than it once held beyond what it holds.
-    let retained = billed.saturating_sub(on.owned.bytes).saturating_sub(overhead).min(peak.saturating_sub(used));
-    if quiet < config.pool_idle_ns || retained < config.held_floor_bytes {
+    let idle = quiet >= config.pool_idle_ns;
+    // A pool at work needs what it has needed of late.
+    let recent = || pools.iter().try_fold(0_u64, |sum, pool| Some(sum.saturating_add(pool.recent.bytes()?)));
+    let needed = if idle { used } else { recent()?.max(used) };
+    // What one pool's pages can be: not more than it once held beyond what it needs.
+    let others = on.owned.bytes.saturating_sub(used).saturating_add(overhead);
+    let retained = billed.saturating_sub(others).saturating_sub(needed).min(peak.saturating_sub(needed));
+    if retained < config.held_floor_bytes {
         return None;
     }
     let (allocs, frees) = pools.iter().fold((0, 0), |(allocs, frees), pool| (allocs + pool.allocs, frees + pool.frees));
@@ -88,6 +93,12 @@ fn on_device(process: &Process, books: &Books, device: u32, pools: &[&Pool], mom
             size(retained)
         ),
     ];
+    if !idle {
+        evidence.push(format!(
+            "its work has had at most {} ({needed} bytes) allocated within the last minutes",
+            size(needed)
+        ));
+    }
     evidence.push(match threshold {
         Some(u64::MAX) => "release_threshold was set to unlimited: the pool never gives back by itself".to_owned(),
         Some(bytes) => format!("release_threshold was set to {} ({bytes} bytes)", size(bytes)),

@@ -5,7 +5,11 @@ use crate::engine::{Book, Claim, Moment};
 use crate::finding::Category;
 use crate::ledger::{Effect, Process};
 use crate::record::Identity;
-use std::collections::{BTreeMap, BTreeSet};
+use crate::units::SECOND;
+use std::collections::BTreeMap;
+
+/// As long as a growth must span to be one.
+const LINGER_NS: u64 = 60 * SECOND;
 
 /// The claims that hold about a process now.
 type Judge = fn(&Process, &Moment<'_>, &Book) -> Vec<Claim>;
@@ -14,12 +18,15 @@ type Judge = fn(&Process, &Moment<'_>, &Book) -> Vec<Claim>;
 #[derive(Debug)]
 pub(super) struct Standing {
     category: Category,
-    open: BTreeMap<Identity, BTreeSet<String>>,
+    /// By key, when the claim last held.
+    open: BTreeMap<Identity, BTreeMap<String, u64>>,
+    /// A claim that has not held for this long is over.
+    linger_ns: u64,
 }
 
 impl Standing {
     pub(super) fn new(category: Category) -> Self {
-        Self { category, open: BTreeMap::new() }
+        Self { category, open: BTreeMap::new(), linger_ns: 0 }
     }
 
     /// Processes with an open finding.
@@ -34,7 +41,7 @@ impl Standing {
         }
         for effect in moment.ledger.effects() {
             if let Effect::Died(id) = effect {
-                for key in self.open.remove(id).into_iter().flatten() {
+                for key in self.open.remove(id).into_iter().flat_map(BTreeMap::into_keys) {
                     book.close(self.category, &key, reason);
                 }
             }
@@ -42,21 +49,24 @@ impl Standing {
     }
 
     /// Raises what holds about a process and closes what no longer does.
-    pub(super) fn hold(&mut self, id: Identity, claims: Vec<Claim>, book: &mut Book, over: &str) {
+    pub(super) fn hold(&mut self, id: Identity, claims: Vec<Claim>, now: u64, book: &mut Book, over: &str) {
         if claims.is_empty() && self.open.is_empty() {
             return;
         }
-        let before = self.open.remove(&id).unwrap_or_default();
-        let mut now = BTreeSet::new();
+        let mut held = self.open.remove(&id).unwrap_or_default();
         for claim in claims {
-            now.insert(claim.key.clone());
+            held.insert(claim.key.clone(), now);
             book.raise(claim);
         }
-        for key in before.difference(&now) {
-            book.close(self.category, key, over);
-        }
-        if !now.is_empty() {
-            self.open.insert(id, now);
+        held.retain(|key, last_ns| {
+            let holds = *last_ns == now || now.saturating_sub(*last_ns) < self.linger_ns;
+            if !holds {
+                book.close(self.category, key, over);
+            }
+            holds
+        });
+        if !held.is_empty() {
+            self.open.insert(id, held);
         }
     }
 }
@@ -74,6 +84,11 @@ impl EachProcess {
     pub(super) fn boxed(category: Category, judge: Judge, over: &'static str) -> Box<dyn Detector> {
         Box::new(Self { judge, over, standing: Standing::new(category) })
     }
+
+    /// For what grows in steps: a pause between two steps is not its end.
+    pub(super) fn lingering(category: Category, judge: Judge, over: &'static str) -> Box<dyn Detector> {
+        Box::new(Self { judge, over, standing: Standing { linger_ns: LINGER_NS, ..Standing::new(category) } })
+    }
 }
 
 impl Detector for EachProcess {
@@ -81,7 +96,7 @@ impl Detector for EachProcess {
         self.standing.bury(moment, book, "the process ended");
         for process in moment.swept {
             let claims = (self.judge)(process, moment, book);
-            self.standing.hold(process.id, claims, book, self.over);
+            self.standing.hold(process.id, claims, moment.now(), book, self.over);
         }
     }
 }

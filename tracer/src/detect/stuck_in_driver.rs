@@ -7,7 +7,8 @@
 //! between, and it has exited without having been reaped, or was sent SIGKILL, or sleeps in a
 //! function of the driver. High confidence after a minute of it once it has exited, or when the
 //! kernel itself reported a hung task.
-//! Refuted by: another state, its reaping, its memory's return.
+//! Refuted by: another state, its reaping, its memory's return, a sleep in a function of storage or
+//! of a file system while it lives, whatever the kernel's watchdog says.
 //!
 //! Thresholds: the teardown grace (5 s and a second for each 8 GB pinned) to raise it, a minute to
 //! be sure; a process that has not exited must have been in D for that minute.
@@ -63,6 +64,34 @@ fn is_drivers(wchan: &str) -> bool {
         .any(|prefix| wchan.starts_with(prefix))
 }
 
+/// Whether a kernel function waits for storage or a file system, which hang for reasons of their own.
+fn is_storages(wchan: &str) -> bool {
+    const PREFIXES: [&str; 21] = [
+        "io_schedule",
+        "folio_wait",
+        "wait_on_page",
+        "__wait_on_bit",
+        "wait_on_bit",
+        "__wait_on_buffer",
+        "blk_",
+        "bio_",
+        "rq_qos",
+        "wbt_",
+        "jbd2_",
+        "ext4_",
+        "xfs_",
+        "btrfs_",
+        "nfs",
+        "rpc_",
+        "ceph_",
+        "fuse_",
+        "request_wait_answer",
+        "lustre",
+        "balance_dirty",
+    ];
+    PREFIXES.iter().any(|prefix| wchan.starts_with(prefix))
+}
+
 fn judge(process: &Process, moment: &Moment<'_>) -> Vec<Claim> {
     let (ledger, config) = (moment.ledger, moment.config);
     let Some(state) = process.state.as_ref().filter(|state| state.is_uninterruptible()) else { return Vec::new() };
@@ -72,6 +101,9 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Vec<Claim> {
     let hung = process.kernel_messages.iter().find(|message| message.facility == "hung_task");
     let slept = state.ns.saturating_sub(state.since_ns);
     let in_driver = state.wchan.as_deref().is_some_and(is_drivers);
+    if process.is_alive() && state.wchan.as_deref().is_some_and(is_storages) {
+        return Vec::new();
+    }
     let held: Vec<(u32, Option<u32>, u64, u64)> = if process.is_alive() {
         process.rows.iter().map(|(&(device, gi), row)| (device, gi, row.used, 0)).collect()
     } else {
@@ -168,13 +200,14 @@ fn claim(
 
 #[cfg(test)]
 mod tests {
-    use super::is_drivers;
+    use super::{is_drivers, is_storages};
 
     #[test]
     fn functions_of_the_driver() {
         assert!(
             is_drivers("uvm_va_space_destroy") && is_drivers("os_acquire_rwlock_write") && is_drivers("nvidia_close")
         );
+        assert!(is_storages("io_schedule") && is_storages("nfs4_wait") && !is_storages("uvm_lock"));
         assert!(!is_drivers("io_schedule") && !is_drivers("rwsem_down_write_slowpath") && !is_drivers(""));
     }
 }

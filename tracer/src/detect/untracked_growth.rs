@@ -31,7 +31,7 @@ const SPAN_NS: u64 = 60 * SECOND;
 const WARNING: u64 = 512 * MIB;
 
 pub(super) fn detector() -> Box<dyn Detector> {
-    EachProcess::boxed(CATEGORY, judge, "the difference no longer grows")
+    EachProcess::lingering(CATEGORY, judge, "the difference no longer grows")
 }
 
 /// A rise that has not ended: the points it is judged by, and its line.
@@ -62,9 +62,9 @@ impl Rise<'_> {
     }
 }
 
-/// Whether a history has risen by at least so much and still does. The start of a program is no part
-/// of its trend.
-pub(super) fn rising(history: &[(u64, u64)], at_least: u64) -> Option<Rise<'_>> {
+/// Whether a history has risen by at least so much, over at least so long, and still does. The start of
+/// a program is no part of its trend.
+pub(super) fn rising(history: &[(u64, u64)], at_least: u64, span_ns: u64) -> Option<Rise<'_>> {
     let points = history.get(history.len() / 4..)?;
     if points.len() < POINTS {
         return None;
@@ -73,7 +73,7 @@ pub(super) fn rising(history: &[(u64, u64)], at_least: u64) -> Option<Rise<'_>> 
     let gained = last.1.saturating_sub(first.1);
     let late = points.get(points.len() * 2 / 3)?;
     let still = last.1.saturating_sub(late.1).saturating_mul(8) >= gained;
-    let long = last.0.saturating_sub(first.0) >= SPAN_NS;
+    let long = last.0.saturating_sub(first.0) >= span_ns;
     if gained < at_least || !long || !still {
         return None;
     }
@@ -89,7 +89,7 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
 }
 
 fn on_device(process: &Process, books: &Books, device: u32, gap: &Gap, moment: &Moment<'_>) -> Option<Claim> {
-    let rise = rising(gap.unexplained.points(), moment.config.held_floor_bytes)?;
+    let rise = rising(gap.unexplained.points(), moment.config.held_floor_bytes, SPAN_NS)?;
     let modules = books.modules_loaded.saturating_sub(books.modules_unloaded);
     let loads = books.modules_loaded > 0 && modules.saturating_mul(2) > books.modules_loaded && modules >= 8;
     let (first, last) = (rise.first(), rise.last());
@@ -155,7 +155,7 @@ fn on_device(process: &Process, books: &Books, device: u32, gap: &Gap, moment: &
 
 #[cfg(test)]
 mod tests {
-    use super::rising;
+    use super::{SPAN_NS, rising};
     use crate::units::{MIB, SECOND};
 
     fn history(values: &[u64]) -> Vec<(u64, u64)> {
@@ -165,14 +165,14 @@ mod tests {
     #[test]
     fn only_what_keeps_growing_rises() {
         let steady: Vec<u64> = (0..16).map(|index| 300 + index * 20).collect();
-        assert_eq!(rising(&history(&steady), MIB).unwrap().gained, 220 * MIB);
+        assert_eq!(rising(&history(&steady), MIB, SPAN_NS).unwrap().gained, 220 * MIB);
         let settled: Vec<u64> = (0..32).map(|index| 300 + u64::min(index, 12) * 20).collect();
-        assert!(rising(&history(&settled), MIB).is_none(), "settled");
+        assert!(rising(&history(&settled), MIB, SPAN_NS).is_none(), "settled");
         let start: Vec<u64> = [300, 400, 500, 600].into_iter().chain([600; 12]).collect();
-        assert!(rising(&history(&start), MIB).is_none(), "grew at the start");
+        assert!(rising(&history(&start), MIB, SPAN_NS).is_none(), "grew at the start");
         let saw: Vec<u64> = (0..32).map(|index| 300 + (index % 4) * 100).collect();
-        assert!(rising(&history(&saw), MIB).is_none(), "comes and goes");
+        assert!(rising(&history(&saw), MIB, SPAN_NS).is_none(), "comes and goes");
         let step: Vec<u64> = [300; 20].into_iter().chain([900; 4]).collect();
-        assert!(rising(&history(&step), MIB).is_none(), "one step");
+        assert!(rising(&history(&step), MIB, SPAN_NS).is_none(), "one step");
     }
 }

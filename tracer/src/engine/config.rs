@@ -59,6 +59,10 @@ pub struct EngineConfig {
     pub leak_survivors: u64,
     /// Survivors needed where neither threads nor call paths tell them apart from a cache.
     pub leak_survivors_without_stack: u64,
+    /// Survivors of one call path needed where each has [`Self::leak_huge_bytes`] or more.
+    pub leak_survivors_huge: u64,
+    /// Blocks of which a device holds too few to wait for many.
+    pub leak_huge_bytes: u64,
     /// Growth must have gone on for this long.
     pub leak_span_ns: u64,
     /// Blocks from this size on may be parts of a model that is being loaded.
@@ -134,6 +138,8 @@ impl Default for EngineConfig {
             churn_quiet_ns: 120 * SECOND,
             leak_survivors: 20,
             leak_survivors_without_stack: 40,
+            leak_survivors_huge: 12,
+            leak_huge_bytes: GIB,
             leak_span_ns: 8 * SECOND,
             leak_shard_bytes: 64 * MIB,
             leak_shard_span_ns: 600 * SECOND,

@@ -8,7 +8,7 @@ mod restate;
 
 pub(super) use contexts::ContextEnd;
 pub(super) use entry_points::{family_of, layer_of};
-pub use pools::Pool;
+pub use pools::{Pool, RecentPeak};
 
 use super::series::Series;
 use super::trend::{Class, ClassKey, Cycles};

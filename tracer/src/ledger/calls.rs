@@ -52,7 +52,7 @@ impl Ledger {
                     },
                 );
             }
-            Event::HostAlloc { task, api, handle, size, result, ctx } => self.alloc(
+            Event::HostAlloc { task, api, handle, size, result, ctx, stack_id } => self.alloc(
                 task,
                 *result,
                 handle.as_ref(),
@@ -66,7 +66,7 @@ impl Ledger {
                     size: *size,
                     device: None,
                     ctx: ctx.as_ref(),
-                    stack: None,
+                    stack: stack_id.as_ref(),
                     pool: None,
                 },
             ),
@@ -315,7 +315,6 @@ impl Ledger {
             self.books(id, ns);
             vec![id]
         } else {
-            self.losses.anonymous = self.losses.anonymous.saturating_add(count);
             let since = since_ns.unwrap_or(ns).saturating_sub(SECOND);
             self.gpu_users()
                 .filter(|user| user.books.is_some() && user.last_call_ns.is_some_and(|last| last >= since))

@@ -91,6 +91,8 @@ pub struct Device {
     pub failures: u64,
     /// Last answer of any kind.
     pub answered_ns: Option<u64>,
+    /// Time between the last two answers.
+    pub interval_ns: u64,
     /// How long the last call took.
     pub dur_ns: u64,
     /// Usual length of a call: a slow moving average.
@@ -142,6 +144,7 @@ impl Device {
     pub(super) fn answered(&mut self, ns: u64, dur_ns: u64) {
         self.good = self.good.saturating_add(1);
         self.failing = None;
+        self.interval_ns = self.answered_ns.map_or(0, |last| ns.saturating_sub(last)).max(self.interval_ns / 2);
         self.answered_ns = Some(ns);
         self.dur_ns = dur_ns;
         self.usual_ns = if self.samples == 0 { dur_ns } else { self.usual_ns - self.usual_ns / 8 + dur_ns / 8 };

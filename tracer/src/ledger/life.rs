@@ -88,9 +88,7 @@ impl Ledger {
                     };
                     self.die(id, ns, cause);
                 } else {
-                    if task.pid == id.tgid {
-                        process.leader_exit_ns = Some(ns);
-                    }
+                    // The first thread's end is no more than another's: the process lives on.
                     process.thread_exited(task.pid);
                 }
             }

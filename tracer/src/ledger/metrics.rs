@@ -51,14 +51,6 @@ pub struct Metric {
     pub ns: u64,
     /// When it changed last.
     pub changed_ns: u64,
-    /// First value.
-    pub first: f64,
-    /// When that was.
-    pub first_ns: u64,
-    /// Least so far.
-    pub least: f64,
-    /// Most so far.
-    pub most: f64,
     /// When it fell to zero first.
     pub first_zero_ns: Option<u64>,
     /// How often it rose from zero again after it had fallen to it.
@@ -136,10 +128,6 @@ impl Ledger {
             value: *value,
             ns,
             changed_ns: ns,
-            first: *value,
-            first_ns: ns,
-            least: *value,
-            most: *value,
             first_zero_ns: None,
             cycles: 0,
             history: Series::default(),
@@ -159,8 +147,6 @@ impl Ledger {
         }
         metric.value = *value;
         metric.ns = ns;
-        metric.least = metric.least.min(*value);
-        metric.most = metric.most.max(*value);
         if changed
             && let Scope::Process(tgid) = scope
             && let Some(id) = self.by_tgid.get(&tgid)

@@ -128,8 +128,6 @@ pub struct Row {
     pub first_ns: u64,
     /// Bytes billed then.
     pub first_used: u64,
-    /// Least since it was last as low: the floor a leak would lift.
-    pub least: u64,
     /// Since when it has hardly changed.
     pub steady_since_ns: u64,
     /// Bytes billed then.
@@ -150,7 +148,6 @@ impl Row {
             used,
             first_ns: ns,
             first_used: used,
-            least: used,
             steady_since_ns: ns,
             steady_used: used,
             mps: false,
@@ -162,7 +159,6 @@ impl Row {
         // The compute and the graphics list may both name a process, with the same bytes.
         self.used = if self.ns == ns { self.used.max(used) } else { used };
         self.ns = ns;
-        self.least = self.least.min(used);
         if self.used.abs_diff(self.steady_used) > STEADY.max(self.steady_used / 256) {
             self.steady_since_ns = ns;
             self.steady_used = self.used;
@@ -221,8 +217,6 @@ pub struct Process {
     pub alive_ns: u64,
     /// Last signal sent to it.
     pub signal: Option<(i32, u64)>,
-    /// When its first thread exited while others went on.
-    pub leader_exit_ns: Option<u64>,
     /// Threads that exited.
     pub exited_threads: BTreeSet<u32>,
     /// Its end.
@@ -274,7 +268,6 @@ impl Process {
             state: None,
             alive_ns: ns,
             signal: None,
-            leader_exit_ns: None,
             exited_threads: BTreeSet::new(),
             death: None,
             gone_ns: None,

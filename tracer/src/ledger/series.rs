@@ -42,16 +42,6 @@ impl<T: Copy> Series<T> {
     pub fn points(&self) -> &[T] {
         &self.points
     }
-
-    /// Points ever offered.
-    pub fn offered(&self) -> u64 {
-        self.offered
-    }
-
-    /// Forgets everything.
-    pub fn clear(&mut self) {
-        *self = Self::default();
-    }
 }
 
 #[cfg(test)]
@@ -66,7 +56,7 @@ mod tests {
         }
         let points = series.points();
         assert!(points.len() > 32 && points.len() <= 64);
-        assert_eq!((points[0], series.offered()), (0, 10_000));
+        assert_eq!(points[0], 0);
         let step = points[1] - points[0];
         assert!(points.windows(2).all(|pair| pair[1] - pair[0] == step));
         assert!(10_000 - points.last().unwrap() <= step);

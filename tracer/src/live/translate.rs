@@ -41,7 +41,9 @@ pub(super) fn call(event: &CallEvent, identity: Identity, device: Option<u32>) -
     let (size, result) = (event.size, event.result);
     let refused = EventKind::from_raw(event.kind) == Some(EventKind::CallRefused);
     Some(match symbol.op {
-        Op::Alloc if symbol.family == Family::Host => Event::HostAlloc { task, api, handle, size, result, ctx },
+        Op::Alloc if symbol.family == Family::Host => {
+            Event::HostAlloc { task, api, handle, size, result, ctx, stack_id: None }
+        }
         Op::Alloc => Event::Alloc {
             task,
             lib: DRIVER_LIBRARY.into(),

@@ -2,9 +2,13 @@
 
 use super::{Allocation, Balance, Books, New};
 use crate::record::OpaqueId;
+use crate::units::SECOND;
 
 /// Pools kept for one process: only hostile callers reach it.
 const POOLS: usize = 256;
+
+/// A peak is remembered for one to two of these.
+const WINDOW_NS: u64 = 300 * SECOND;
 
 /// A pool of one process.
 #[derive(Clone, Debug, Default)]
@@ -18,6 +22,8 @@ pub struct Pool {
     pub threshold: Option<u64>,
     /// What is allocated from it.
     pub used: Balance,
+    /// What its work has needed of late.
+    pub recent: RecentPeak,
     /// Allocations ever.
     pub allocs: u64,
     /// Releases ever.
@@ -28,6 +34,34 @@ pub struct Pool {
     pub last_free_ns: u64,
     /// Last trim, and the bytes it was told to keep.
     pub trimmed: Option<(u64, u64)>,
+}
+
+/// The most that was allocated within the last minutes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecentPeak {
+    since_ns: u64,
+    current: u64,
+    before: Option<u64>,
+}
+
+impl RecentPeak {
+    fn note(&mut self, ns: u64, earlier: u64, bytes: u64) {
+        let passed = ns.saturating_sub(self.since_ns);
+        if self.since_ns == 0 {
+            self.since_ns = ns;
+        } else if passed >= WINDOW_NS {
+            // Nothing happened in a window that was skipped: what was allocated stayed so.
+            self.before = Some(if passed < 2 * WINDOW_NS { self.current } else { earlier });
+            self.current = earlier;
+            self.since_ns = ns;
+        }
+        self.current = self.current.max(bytes);
+    }
+
+    /// The peak; `None` while it has not been watched for five minutes.
+    pub fn bytes(&self) -> Option<u64> {
+        self.before.map(|before| before.max(self.current))
+    }
 }
 
 impl Pool {
@@ -66,7 +100,9 @@ impl Books {
         let index = self.pool(new.pool, new.device);
         if let Some(pool) = self.pools.get_mut(index) {
             pool.device = new.device.or(pool.device);
+            let earlier = pool.used.bytes;
             pool.used.add(new.size);
+            pool.recent.note(new.ns, earlier, pool.used.bytes);
             pool.allocs += 1;
             pool.last_alloc_ns = new.ns;
         }
