@@ -1,4 +1,4 @@
-//! A process allocates, never gives back, and goes on (first form).
+//! A process allocates, never gives back, and goes on.
 //!
 //! Evidence needed, one of:
 //! * survivors: many live allocations of one size (and call path, where known) that came one by
