@@ -155,7 +155,7 @@ impl Live {
         if let Some(discovery) = self.tracing.as_ref().map(Tracing::search) {
             users = discovery.users();
             self.adopt(discovery);
-            if self.libraries().is_empty() {
+            if self.libraries().is_some_and(|libraries| libraries.is_empty()) {
                 let reason = "none was found on this host or in a running process; one that is loaded later is traced from then on".to_owned();
                 self.unseen(LIBRARY, reason);
             }
@@ -175,9 +175,9 @@ impl Live {
         std::mem::take(&mut self.problems)
     }
 
-    /// Libraries that carry probes.
-    pub fn libraries(&self) -> Vec<String> {
-        self.tracing.iter().flat_map(Tracing::libraries).map(str::to_owned).collect()
+    /// Libraries that carry probes; `None` where no probe can be set.
+    pub fn libraries(&self) -> Option<Vec<String>> {
+        self.tracing.as_ref().map(|tracing| tracing.libraries().map(str::to_owned).collect())
     }
 
     /// Entry points that carry probes, over all libraries.

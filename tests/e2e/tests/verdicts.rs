@@ -243,15 +243,20 @@ fn without_nvml_the_calls_are_still_traced() {
 #[test]
 fn without_privileges_it_says_what_is_missing_and_goes_on() {
     let machine = Machine::with_devices(1);
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]);
-    command.arg(built().join("vramtrace"));
-    command.args(["run", "--duration", "1s", "--format", "json", "--nvml-library"]);
-    command.arg(machine.host().lib_dir().join("libnvidia-ml.so.1"));
-    command.env(simgpu::DIRECTORY, machine.host().directory());
-    let output = command.output().unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
-    assert!(output.status.success(), "{output:?}");
-    let text = String::from_utf8_lossy(&output.stdout);
+    let run = |format| {
+        let mut command = Command::new("setpriv");
+        command.args(["--bounding-set=-all", "--inh-caps=-all", "--ambient-caps=-all"]);
+        command.arg(built().join("vramtrace"));
+        command.args(["run", "--duration", "1s", "--format", format, "--nvml-library"]);
+        command.arg(machine.host().lib_dir().join("libnvidia-ml.so.1"));
+        command.env(simgpu::DIRECTORY, machine.host().directory());
+        let output = command.output().unwrap_or_else(|error| panic!("cannot start setpriv: {error}"));
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let text = run("text");
+    assert!(text.starts_with("No driver call can be traced; what NVML and /proc show is still judged.\n"), "{text}");
+    let text = run("json");
     let problem = text.lines().find(|line| line.contains("eBPF probes")).unwrap_or_else(|| panic!("{text}"));
     assert!(problem.contains("CAP_BPF"), "{problem}");
 }

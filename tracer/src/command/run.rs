@@ -67,7 +67,7 @@ async fn trace(args: &RunArgs, file: Option<ReportFile>) -> anyhow::Result<Repor
     let output = Output { format: args.format, calendar: Calendar::now() };
     let mut live = Live::start(live_config(args));
     let mut engine = Engine::new(EngineConfig::default());
-    output.started(&live.libraries())?;
+    output.started(live.libraries().as_deref())?;
 
     let deadline = async {
         match args.duration {
@@ -121,10 +121,10 @@ struct Output {
 }
 
 impl Output {
-    fn started(&self, libraries: &[String]) -> anyhow::Result<()> {
+    fn started(&self, libraries: Option<&[String]>) -> anyhow::Result<()> {
         write(&match self.format {
             Format::Text => sink::text::started(libraries, self.calendar),
-            Format::Json => sink::json::started(libraries, self.calendar)?,
+            Format::Json => sink::json::started(libraries.unwrap_or_default(), self.calendar)?,
         })
     }
 

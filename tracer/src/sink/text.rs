@@ -15,13 +15,14 @@ const EVIDENCE: usize = 40;
 /// Processes listed in a report's table.
 const ROWS: usize = 20;
 
-/// Tracing began.
-pub fn started(libraries: &[String], calendar: Calendar) -> String {
+/// The run began; `None` where no probe can be set.
+pub fn started(libraries: Option<&[String]>, calendar: Calendar) -> String {
     let mut out = match libraries {
-        [] => "Tracing processes; there is no driver library to trace yet.\n".to_owned(),
-        _ => "Tracing every process that uses\n".to_owned(),
+        None => "No driver call can be traced; what NVML and /proc show is still judged.\n".to_owned(),
+        Some([]) => "Tracing processes; there is no driver library to trace yet.\n".to_owned(),
+        Some(_) => "Tracing every process that uses\n".to_owned(),
     };
-    for library in libraries {
+    for library in libraries.unwrap_or_default() {
         let _ = writeln!(out, "  {}", shown(library, LINE));
     }
     let _ = writeln!(out, "Times are seconds since this host started, {}. Ctrl-C ends it.", calendar.boot_time());
