@@ -2,19 +2,16 @@
 //! namespace, and those that lie where drivers are installed.
 
 use super::library::{Library, LibraryError};
-use crate::proc::{ProcError, ProcRoot, Process};
+use crate::proc::{Mapping, Maps, ProcError, ProcRoot, Process};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// What driver libraries are named after.
 const NAME_PREFIX: &[u8] = b"libcuda.so";
-/// Longest list of mappings that is searched; 64 MiB is some 600,000 mappings.
-const MAPS: usize = 64 << 20;
 /// Different driver libraries looked at of one process; a process normally has one.
 const MAX_PER_PROCESS: usize = 16;
 /// Files looked at in one folder of the host.
@@ -149,19 +146,6 @@ pub enum DiscoverError {
     },
 }
 
-/// One mapped driver library of a process.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mapping {
-    /// Path in the process's mount namespace.
-    pub path: PathBuf,
-    /// Inode number the kernel reports.
-    pub inode: u64,
-    /// Whether the name is gone or belongs to another file now.
-    pub deleted: bool,
-    /// Address range as `/proc/PID/map_files` names it.
-    range: String,
-}
-
 /// Searches everywhere.
 pub fn discover(config: &DiscoverConfig) -> Discovery {
     let mut discovery = Discovery::default();
@@ -234,18 +218,9 @@ impl Discovery {
 
 /// The driver libraries `process` has mapped, each file once.
 pub fn mappings(process: &Process) -> Result<Vec<Mapping>, ProcError> {
-    let maps = process.read("maps", MAPS)?;
+    let maps = Maps::read(process)?;
     let mut found: Vec<Mapping> = Vec::new();
-    let mut position = 0;
-    // Nearly all processes have none: search for the name before taking lines apart.
-    for hit in memchr::memmem::find_iter(&maps, NAME_PREFIX) {
-        if hit < position {
-            continue;
-        }
-        let start = memchr::memrchr(b'\n', &maps[..hit]).map_or(0, |newline| newline + 1);
-        let end = memchr::memchr(b'\n', &maps[hit..]).map_or(maps.len(), |length| hit + length);
-        position = end;
-        let Some(mapping) = parse_mapping(&maps[start..end]) else { continue };
+    for mapping in maps.naming(NAME_PREFIX).filter(is_driver) {
         let known = found.iter().any(|other| other.inode == mapping.inode && other.path == mapping.path);
         if !known && found.len() < MAX_PER_PROCESS {
             found.push(mapping);
@@ -254,45 +229,14 @@ pub fn mappings(process: &Process) -> Result<Vec<Mapping>, ProcError> {
     Ok(found)
 }
 
-/// `7f00-7f01 r-xp 00000000 08:01 4711    /usr/lib/libcuda.so.1`, a newline in the path as `\012`.
-fn parse_mapping(line: &[u8]) -> Option<Mapping> {
-    let mut rest = line;
-    let mut field = || {
-        let start = rest.iter().position(|byte| *byte != b' ')?;
-        let length = memchr::memchr(b' ', &rest[start..])?;
-        let (field, after) = rest[start..].split_at(length);
-        rest = after;
-        Some(field)
-    };
-    let range = std::str::from_utf8(field()?).ok()?.to_owned();
-    let (_permissions, _offset, _device) = (field()?, field()?, field()?);
-    let inode = std::str::from_utf8(field()?).ok()?.parse().ok()?;
-    let path = rest.trim_ascii_start();
-    let (path, deleted) = match path.strip_suffix(b" (deleted)") {
-        Some(path) => (path, true),
-        None => (path, false),
-    };
-    let path = PathBuf::from(OsString::from_vec(unescape_newlines(path)));
-    let named_so = path.is_absolute() && path.file_name()?.as_bytes().starts_with(NAME_PREFIX);
-    named_so.then_some(Mapping { path, inode, deleted, range })
-}
-
-fn unescape_newlines(path: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(path.len());
-    let mut rest = path;
-    while let Some(hit) = memchr::memmem::find(rest, b"\\012") {
-        plain.extend_from_slice(&rest[..hit]);
-        plain.push(b'\n');
-        rest = &rest[hit + 4..];
-    }
-    plain.extend_from_slice(rest);
-    plain
+fn is_driver(mapping: &Mapping) -> bool {
+    mapping.path.file_name().is_some_and(|name| name.as_bytes().starts_with(NAME_PREFIX))
 }
 
 /// Opens the very file that is mapped. `map_files` leads to it whatever happened to its name, but
 /// needs rights; by name, in the process's own root so that no link escapes it, the inode must match.
 fn open_mapped(process: &Process, mapping: &Mapping) -> Result<Library, DiscoverError> {
-    let exact = Path::new("map_files").join(&mapping.range);
+    let exact = Path::new("map_files").join(mapping.range());
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let handle = match rustix::fs::openat(process.directory(), &exact, flags, Mode::empty()) {
         Ok(handle) => handle,
@@ -343,38 +287,13 @@ fn driver_files(folder: &Path) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_mapping;
-    use std::path::Path;
+    use super::{Mapping, is_driver};
 
     #[test]
-    fn a_line_of_maps() {
-        let line = b"7f2c00000000-7f2c00a00000 r-xp 00000000 103:02 4711                 /usr/lib/libcuda.so.555.58.02";
-        let mapping = parse_mapping(line).unwrap();
-        assert_eq!(mapping.path, Path::new("/usr/lib/libcuda.so.555.58.02"));
-        assert_eq!((mapping.inode, mapping.deleted), (4711, false));
-        assert_eq!(mapping.range, "7f2c00000000-7f2c00a00000");
-    }
-
-    #[test]
-    fn deleted_files_spaces_and_newlines() {
-        let mapping = parse_mapping(b"1-2 r--p 0 08:01 9 /a b\\012c/libcuda.so.1 (deleted)").unwrap();
-        assert_eq!(mapping.path, Path::new("/a b\nc/libcuda.so.1"));
-        assert!(mapping.deleted);
-    }
-
-    #[test]
-    fn other_lines() {
-        let lines: [&[u8]; 7] = [
-            b"",
-            b"1-2 r--p 0 08:01 9 /usr/lib/libcudart.so.12",
-            b"1-2 r--p 0 08:01 9 /usr/lib/libcuda.so.d/x",
-            b"1-2 rw-p 0 00:00 0 [heap]",
-            b"1-2 r--p 0 08:01 x /libcuda.so.1",
-            b"1-2 r--p 0 00:01 3 libcuda.so.1",
-            b"1-2 r--p",
-        ];
-        for line in lines {
-            assert_eq!(parse_mapping(line), None, "{}", String::from_utf8_lossy(line));
-        }
+    fn only_the_file_itself_is_named_so() {
+        let named = |path: &str| is_driver(&Mapping { path: path.into(), inode: 1, deleted: false, start: 0, end: 1 });
+        assert!(named("/usr/lib/libcuda.so.555.58.02"));
+        assert!(!named("/usr/lib/libcudart.so.12"));
+        assert!(!named("/usr/lib/libcuda.so.d/x"));
     }
 }

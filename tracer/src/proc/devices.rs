@@ -1,12 +1,15 @@
-//! Which processes have GPU device files open.
+//! Which processes have GPU device files open or mapped.
 //!
 //! A dead process's memory stays as long as a forked child keeps an inherited device file open, so
-//! before the driver is blamed every descriptor of every process is looked at.
+//! before the driver is blamed every descriptor of every process is looked at. A mapping keeps a file
+//! open after its last descriptor is closed (the kernel releases a file with its last reference), so
+//! every mapping is looked at as well.
 
+use super::maps::{Mapping, Maps};
 use super::process::{ProcError, ProcRoot, Process};
 use crate::record::{Event, Holder, Text};
 use crate::untrusted::printable;
-use rustix::fs::{AtFlags, Dir, FileType, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, OFlags, Stat};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
@@ -15,6 +18,8 @@ use std::path::{Path, PathBuf};
 
 /// What device files of NVIDIA's driver are named after, and the folder of its capability files.
 const NAME_PREFIX: &[u8] = b"nvidia";
+/// What the path of every mapped device file has in it.
+const MAPPED_PART: &[u8] = b"/nvidia";
 /// Different device files listed of one process.
 const MAX_FILES: usize = 256;
 /// The system's first process.
@@ -37,15 +42,35 @@ enum FileKey {
     Inode { device: u64, inode: u64 },
 }
 
-/// Result of a walk over all descriptors.
+impl FileKey {
+    fn of(stat: &Stat) -> Self {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::CharacterDevice => Self::Device(stat.st_rdev),
+            _ => Self::Inode { device: stat.st_dev, inode: stat.st_ino },
+        }
+    }
+}
+
+/// The device files a process has mapped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MappedFiles {
+    /// Their names.
+    pub names: BTreeSet<Text>,
+    /// How many mappings there are.
+    pub count: u64,
+    /// Bytes of address space, which is not memory.
+    pub bytes: u64,
+}
+
+/// Result of a walk over all processes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FdScan {
     /// Whether every process that may hold a dead client's file could be looked at. The system's
     /// first process is not one: it descends from no client.
     pub complete: bool,
-    /// Processes whose descriptors could not be read.
+    /// Processes whose descriptors or mappings could not be read.
     pub unreadable: Vec<u32>,
-    /// Processes with device files open, in ascending order.
+    /// Processes with device files open or mapped, in ascending order.
     pub holders: Vec<Holder>,
 }
 
@@ -96,8 +121,15 @@ impl DeviceFiles {
         self.known.is_empty()
     }
 
-    /// Names of the device files `process` has open, in order.
-    pub fn open_in(&self, process: &Process) -> Result<Vec<Text>, ProcError> {
+    /// Names of the device files `process` has open or mapped.
+    fn held_by(&self, process: &Process) -> Result<BTreeSet<Text>, ProcError> {
+        let mut files = self.open_in(process)?;
+        files.extend(self.mapped_in(process)?.names);
+        Ok(files)
+    }
+
+    /// Names of the device files `process` has open.
+    fn open_in(&self, process: &Process) -> Result<BTreeSet<Text>, ProcError> {
         let failed = |errno| ProcError::new(process.pid(), "fd", errno);
         let directory = process.open("fd", OFlags::RDONLY | OFlags::DIRECTORY)?;
         let mut files = BTreeSet::new();
@@ -123,19 +155,47 @@ impl DeviceFiles {
             if target.len() <= LINK && files.len() < MAX_FILES {
                 let key = || {
                     let stat = rustix::fs::statat(&directory, name, AtFlags::empty()).ok()?;
-                    Some(match FileType::from_raw_mode(stat.st_mode) {
-                        FileType::CharacterDevice => FileKey::Device(stat.st_rdev),
-                        _ => FileKey::Inode { device: stat.st_dev, inode: stat.st_ino },
-                    })
+                    Some(FileKey::of(&stat))
                 };
                 files.extend(self.recognise(target, key));
             }
             buffer = link.into_bytes();
         }
-        Ok(files.into_iter().collect())
+        Ok(files)
     }
 
-    /// The name of the device file that a descriptor's link target names, if it is one.
+    /// The device files `process` has mapped.
+    pub fn mapped_in(&self, process: &Process) -> Result<MappedFiles, ProcError> {
+        let maps = Maps::read(process)?;
+        let mut mapped = MappedFiles::default();
+        // A file is usually mapped many times in a row.
+        let mut last: Option<(Mapping, Option<Text>)> = None;
+        for mapping in maps.naming(MAPPED_PART) {
+            let same = |(other, _): &(Mapping, _)| other.inode == mapping.inode && other.path == mapping.path;
+            let name = match last.take().filter(same) {
+                Some((_, name)) => name,
+                None => {
+                    let link = Path::new("map_files").join(mapping.range());
+                    let key = || {
+                        let stat = rustix::fs::statat(process.directory(), &link, AtFlags::empty()).ok()?;
+                        Some(FileKey::of(&stat))
+                    };
+                    self.recognise(mapping.path.as_os_str().as_bytes(), key)
+                }
+            };
+            if let Some(name) = &name {
+                mapped.count += 1;
+                mapped.bytes = mapped.bytes.saturating_add(mapping.bytes());
+                if mapped.names.len() < MAX_FILES {
+                    mapped.names.insert(name.clone());
+                }
+            }
+            last = Some((mapping, name));
+        }
+        Ok(mapped)
+    }
+
+    /// The name of the device file that a descriptor's link target or a mapping names, if it is one.
     ///
     /// A container may have its device files in another folder, so a file named like one is compared
     /// by what it is. Others are not even looked at: a look at a file of a dead network share hangs.
@@ -154,7 +214,7 @@ impl DeviceFiles {
         self.known.get(&key()?).cloned()
     }
 
-    /// Looks at every descriptor of every process.
+    /// Looks at every descriptor and every mapping of every process.
     pub fn scan(&self, root: &ProcRoot) -> Result<FdScan, ProcError> {
         let mut scan = FdScan::default();
         for pid in root.pids()? {
@@ -170,12 +230,27 @@ impl DeviceFiles {
 
     fn holder(&self, root: &ProcRoot, pid: u32) -> Result<Option<Holder>, ProcError> {
         let process = root.process(pid)?;
-        let files = self.open_in(&process)?;
-        if files.is_empty() {
-            return Ok(None);
-        }
         let stat = process.stat()?;
-        Ok(Some(Holder { identity: stat.identity, comm: stat.comm, files }))
+        // Once its first thread has ended, what a process has is only seen through the others.
+        let files = if stat.state == 'Z' && stat.threads > 1 {
+            self.held_by_threads(&root.threads(pid))?
+        } else {
+            self.held_by(&process)?
+        };
+        let files: Vec<Text> = files.into_iter().take(MAX_FILES).collect();
+        Ok((!files.is_empty()).then_some(Holder { identity: stat.identity, comm: stat.comm, files }))
+    }
+
+    fn held_by_threads(&self, threads: &ProcRoot) -> Result<BTreeSet<Text>, ProcError> {
+        let mut files = BTreeSet::new();
+        for tid in threads.pids()? {
+            match threads.process(tid).and_then(|thread| self.held_by(&thread)) {
+                Ok(held) => files.extend(held),
+                Err(error) if error.is_gone() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(files)
     }
 }
 

@@ -60,6 +60,14 @@ pub enum ProcError {
         /// File in its directory.
         what: &'static str,
     },
+    /// There is more of it than is read.
+    #[error("{what} of process {pid} is too long to be read")]
+    TooLong {
+        /// Process.
+        pid: u32,
+        /// File in its directory.
+        what: &'static str,
+    },
     /// The directory of all processes cannot be listed.
     #[error("cannot list {}: {source}; is procfs mounted there?", path.display())]
     List {
@@ -83,9 +91,11 @@ impl ProcError {
     /// The process it is about; none when all of them could not be listed.
     pub fn pid(&self) -> Option<u32> {
         match self {
-            Self::Gone { pid } | Self::Denied { pid, .. } | Self::Read { pid, .. } | Self::Malformed { pid, .. } => {
-                Some(*pid)
-            }
+            Self::Gone { pid }
+            | Self::Denied { pid, .. }
+            | Self::Read { pid, .. }
+            | Self::Malformed { pid, .. }
+            | Self::TooLong { pid, .. } => Some(*pid),
             Self::List { .. } => None,
         }
     }
@@ -137,6 +147,11 @@ impl ProcRoot {
         }
         pids.sort_unstable();
         Ok(pids)
+    }
+
+    /// The threads of a process, each of which can be asked what a process can.
+    pub(super) fn threads(&self, pid: u32) -> Self {
+        Self { path: self.path.join(pid.to_string()).join("task"), tick_ns: self.tick_ns }
     }
 
     /// A handle on a process.
