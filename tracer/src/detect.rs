@@ -8,6 +8,7 @@ mod allocators;
 mod app_leak;
 mod checkpointed;
 mod coverage_gap;
+mod driver_mappings;
 mod fragmentation_growth;
 mod idle_holder;
 mod inherited_fd_holder;
@@ -56,6 +57,7 @@ pub fn all() -> Vec<Box<dyn Detector>> {
         pool_retention::detector(),
         fragmentation_growth::detector(),
         untracked_growth::detector(),
+        driver_mappings::detector(),
         Box::<app_leak::AppLeak>::default(),
         allocator_cache::detector(),
         stray_context::detector(),

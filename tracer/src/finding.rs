@@ -165,7 +165,8 @@ pub struct Subject {
     /// Batch job id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<Text>,
-    /// `device` or `pinned_host`, or `host` for what concerns the whole machine.
+    /// `device` or `pinned_host`, `driver_mappings` for the address space, or `host` for what concerns
+    /// the whole machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scope: Option<Text>,
     /// The dead ancestor that owned the process.

@@ -8,6 +8,7 @@ pub mod books;
 mod calls;
 pub mod checkpoint;
 mod device;
+pub mod driver_maps;
 mod end_state;
 mod holders;
 mod life;
@@ -341,6 +342,9 @@ impl Ledger {
                     holders: holders.iter().take(kept).cloned().collect(),
                     ids: holders.iter().take(kept).map(|holder| holder.identity).collect(),
                 });
+            }
+            Event::DriverMaps { task, count, bytes } => {
+                self.mapped(task.identity, *count, *bytes, record.ts_ns);
             }
             Event::LostEvents { count, since_ns, tgid, start_ns, .. } => {
                 let id = tgid.map(|tgid| Identity { tgid, start_ns: start_ns.unwrap_or(0) });

@@ -280,6 +280,11 @@ impl Live {
                 self.tell_at(ts_ns, scan.into_event());
             }
             Scanned::Libraries(discovery) => self.adopt(discovery),
+            Scanned::Mappings(events) => {
+                for event in events {
+                    self.tell_at(ts_ns, event);
+                }
+            }
         }
     }
 
@@ -295,7 +300,7 @@ impl Live {
         }
     }
 
-    /// Once a second: states, losses, libraries being loaded, and the descriptor walks that are due.
+    /// Once a second: states, losses, libraries being loaded, and the walks that are due.
     fn look(&mut self) {
         let now = Instant::now();
         self.tell_all(self.processes.states());
@@ -308,6 +313,7 @@ impl Live {
             self.tell_all(losses);
         }
         self.scanner.scan_holders(now, &self.root, &self.device_folder, self.processes.pids());
+        self.scanner.count_mappings(now, &self.root, &self.device_folder, || self.processes.living());
         self.tell(Event::Tick);
     }
 

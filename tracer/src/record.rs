@@ -462,11 +462,21 @@ pub enum Event {
         #[serde(default)]
         dur_ns: u64,
     },
-    /// A walk of /proc/*/fd for device files.
+    /// A walk over all processes for device files that are open or mapped.
     FdScan {
         complete: bool,
         #[serde(default)]
         holders: Vec<Holder>,
+    },
+    /// The device files of the driver in a process's address space.
+    DriverMaps {
+        #[serde(flatten)]
+        task: Task,
+        /// Mappings.
+        count: u64,
+        /// Bytes of address space, which is not memory.
+        #[serde(default)]
+        bytes: u64,
     },
     /// A kernel message.
     Kmsg {

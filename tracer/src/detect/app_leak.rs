@@ -281,6 +281,15 @@ fn row_evidence(process: &Process, device: Option<u32>, evidence: &mut Vec<Strin
             at(row.ns)
         ));
     }
+    if let Some((first, last)) = process.mapped_from_to().filter(|(first, last)| last.count > first.count) {
+        evidence.push(format!(
+            "the driver's device files in its address space went from {} mappings {} to {} {}",
+            first.count,
+            at(first.ns),
+            last.count,
+            at(last.ns)
+        ));
+    }
 }
 
 fn scope_key(device: Option<u32>, host: bool) -> String {

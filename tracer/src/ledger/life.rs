@@ -67,6 +67,7 @@ impl Ledger {
                 process.gpu_files = false;
                 process.exited_threads.clear();
                 process.checkpoint = None;
+                process.driver_maps = None;
                 if let Some(books) = process.books.as_mut() {
                     books.replaced(ns);
                 }

@@ -2,6 +2,7 @@
 
 use super::books::Books;
 use super::checkpoint::Checkpoint;
+use super::driver_maps::DriverMaps;
 use super::sharing::Export;
 use crate::record::{Identity, OpaqueId, Text};
 use std::collections::{BTreeMap, BTreeSet};
@@ -237,6 +238,8 @@ pub struct Process {
     pub exports: BTreeMap<OpaqueId, Export>,
     /// Whether it was checkpointed, once somebody tried.
     pub checkpoint: Option<Checkpoint>,
+    /// What it had mapped of the driver, once that was looked at.
+    pub driver_maps: Option<Box<DriverMaps>>,
     /// Kernel messages about it, oldest first.
     pub kernel_messages: Vec<KernelMessage>,
     /// The name it had before it renamed itself, and when it did.
@@ -278,6 +281,7 @@ impl Process {
             rows: BTreeMap::new(),
             exports: BTreeMap::new(),
             checkpoint: None,
+            driver_maps: None,
             kernel_messages: Vec::new(),
             renamed: None,
             active_in: 0,

@@ -129,6 +129,12 @@ impl Processes {
         self.known.iter().filter_map(state).filter(|event| matches!(event, Event::ProcState { .. })).collect()
     }
 
+    /// Processes that matter and live, with their names.
+    pub(super) fn living(&self) -> Vec<(Identity, Text)> {
+        let living = self.known.iter().filter(|(_, known)| !known.exited);
+        living.map(|(identity, known)| (*identity, known.comm.clone())).collect()
+    }
+
     /// Whether this number belongs to a process that matters and lives.
     pub(super) fn is_alive(&self, pid: u32) -> bool {
         let pids = Identity { tgid: pid, start_ns: 0 }..=Identity { tgid: pid, start_ns: u64::MAX };

@@ -1,4 +1,5 @@
-//! Walks over all processes: who has device files open, who has a driver library mapped.
+//! Walks over processes: who has device files open, who has a driver library mapped, and how much of the
+//! driver those that matter have mapped.
 //!
 //! On a large host a walk takes a noticeable fraction of a second, so walks are made when they can
 //! settle something, and in a thread of their own.
@@ -15,7 +16,7 @@ use super::clock::boot_ns;
 use crate::{
     probe::discover::{self, DiscoverConfig, Discovery},
     proc::{self, DeviceFiles, FdScan, ProcRoot},
-    record::{Event, Identity, Text},
+    record::{Event, Identity, Task, Text},
 };
 
 /// When descriptors are looked at after a process with GPU memory ended: soon, for holders that
@@ -33,6 +34,9 @@ const SUSPECT_AGAIN: Duration = Duration::from_secs(5);
 /// How often the whole host is searched for driver libraries. What a process maps as it starts is
 /// found at once by other means; this is for what it loads much later.
 const LIBRARIES: Duration = Duration::from_secs(30);
+/// How often the mappings of the processes that matter are counted. Their growth is judged over
+/// minutes, and a list of mappings is long.
+const MAPPINGS: Duration = Duration::from_secs(10);
 
 /// Result of a walk.
 pub(super) enum Scanned {
@@ -45,6 +49,8 @@ pub(super) enum Scanned {
     },
     /// Driver libraries.
     Libraries(Discovery),
+    /// What processes have mapped of the driver.
+    Mappings(Vec<Event>),
 }
 
 /// Decides when to walk.
@@ -54,13 +60,22 @@ pub(super) struct Scanner {
     due: BTreeSet<Instant>,
     suspected: Option<Instant>,
     libraries: Instant,
+    mappings: Instant,
 }
 
 impl Scanner {
-    /// Nothing due yet but the search for libraries, a while after the first one.
+    /// Nothing due yet but what is done again and again.
     pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<(u64, Scanned)>) {
         let (results, scanned) = mpsc::unbounded_channel();
-        (Self { results, due: BTreeSet::new(), suspected: None, libraries: Instant::now() + LIBRARIES }, scanned)
+        let now = Instant::now();
+        let scanner = Self {
+            results,
+            due: BTreeSet::new(),
+            suspected: None,
+            libraries: now + LIBRARIES,
+            mappings: now + MAPPINGS,
+        };
+        (scanner, scanned)
     }
 
     /// A process that mattered ended.
@@ -101,6 +116,41 @@ impl Scanner {
             });
         }
     }
+
+    /// Counts what `users` have mapped of the driver if that is due.
+    pub(super) fn count_mappings(
+        &mut self,
+        now: Instant,
+        root: &ProcRoot,
+        device_folder: &Path,
+        users: impl FnOnce() -> Vec<(Identity, Text)>,
+    ) {
+        if now >= self.mappings {
+            self.mappings = now + MAPPINGS;
+            let (root, folder, users, results) =
+                (root.clone(), device_folder.to_owned(), users(), self.results.clone());
+            tokio::task::spawn_blocking(move || {
+                let _ = results.send((boot_ns(), Scanned::Mappings(mappings(&root, &folder, users))));
+            });
+        }
+    }
+}
+
+/// What cannot be read is not told: a count of nothing would be a fall.
+fn mappings(root: &ProcRoot, folder: &Path, users: Vec<(Identity, Text)>) -> Vec<Event> {
+    let files = DeviceFiles::read(folder);
+    let count = |(identity, comm): (Identity, Text)| {
+        let process = root.process(identity.tgid).ok()?;
+        let stat = process.stat().ok()?;
+        // A process that has ended, or whose first thread has, shows nothing.
+        if stat.identity != identity || stat.state == 'Z' {
+            return None;
+        }
+        let mapped = files.mapped_in(&process).ok()?;
+        let task = Task { pid: identity.tgid, identity, comm };
+        Some(Event::DriverMaps { task, count: mapped.count, bytes: mapped.bytes })
+    };
+    users.into_iter().filter_map(count).collect()
 }
 
 fn holders(root: &ProcRoot, folder: &Path, known: &BTreeSet<u32>) -> Scanned {
