@@ -9,6 +9,7 @@ mod app_leak;
 mod checkpointed;
 mod coverage_gap;
 mod driver_mappings;
+mod forecast;
 mod fragmentation_growth;
 mod idle_holder;
 mod inherited_fd_holder;
@@ -66,9 +67,11 @@ pub fn all() -> Vec<Box<dyn Detector>> {
     ]
 }
 
-/// How much held memory matters by its size.
-fn by_size(bytes: u64, config: &EngineConfig) -> Severity {
-    if bytes >= config.critical_bytes { Severity::Critical } else { Severity::Warning }
+/// How much withheld memory matters: it costs by the byte, and less of it costs as much over time.
+fn by_cost(bytes: u64, for_ns: u64, config: &EngineConfig) -> Severity {
+    let cost = u128::from(bytes) * u128::from(for_ns);
+    let critical = u128::from(config.critical_bytes) * u128::from(config.critical_hold_ns);
+    if bytes >= config.critical_bytes || cost >= critical { Severity::Critical } else { Severity::Warning }
 }
 
 /// `GPU 0` or `GPU 0 instance 2`.
@@ -79,4 +82,22 @@ fn device_name(device: u32, gi: Option<u32>) -> String {
 /// `pid 7 (python)`.
 fn process_name(tgid: u32, comm: &str) -> String {
     if comm.is_empty() { format!("pid {tgid}") } else { format!("pid {tgid} ({})", crate::units::shown(comm, 32)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::by_cost;
+    use crate::engine::EngineConfig;
+    use crate::finding::Severity;
+    use crate::units::{GIB, SECOND};
+
+    #[test]
+    fn half_the_memory_matters_as_much_after_twice_the_time() {
+        let config = EngineConfig::default();
+        let day = 86_400 * SECOND;
+        assert_eq!(by_cost(GIB, 0, &config), Severity::Critical);
+        assert_eq!(by_cost(GIB / 2, day, &config), Severity::Warning);
+        assert_eq!(by_cost(GIB / 2, 2 * day, &config), Severity::Critical);
+        assert_eq!(by_cost(u64::MAX, u64::MAX, &config), Severity::Critical);
+    }
 }

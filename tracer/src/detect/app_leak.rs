@@ -19,6 +19,7 @@
 //! if each cycle gives back half of what was held, as unloading a model does, and keeps about as
 //! much or ever more), with the last third still rising.
 
+use super::forecast::Forecast;
 use super::fragmentation_growth;
 use super::standing::Standing;
 use super::{Detector, process_name};
@@ -96,7 +97,7 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
                 .filter(|(other, _)| other.device == key.device && other.host == key.host && *other != key)
                 .copied()
                 .collect();
-            claims.push(survivors_claim(process, key, class, &others));
+            claims.push(survivors_claim(process, key, class, &others, moment));
         }
     }
     // Where the framework says that its objects do not grow, its allocator is what grows.
@@ -203,13 +204,19 @@ fn leaks(process: &Process, key: &ClassKey, class: &Class, books: &Books, moment
     even && share && (key.host || follows(process, key.device, gained.saturating_mul(key.size), moment))
 }
 
-fn survivors_claim(process: &Process, key: &ClassKey, class: &Class, others: &[(&ClassKey, &Class)]) -> Claim {
+fn survivors_claim(
+    process: &Process,
+    key: &ClassKey,
+    class: &Class,
+    others: &[(&ClassKey, &Class)],
+    moment: &Moment<'_>,
+) -> Claim {
     let bytes = class.live.saturating_mul(key.size);
     let span = class.last_ns.saturating_sub(class.first_ns);
     let threads_gone = threads_gone(process, class);
     let long = span >= 600 * SECOND && class.live >= 100 && (threads_gone || key.stack.is_some());
     let confidence = if long { Confidence::High } else { Confidence::Medium };
-    let severity = if bytes >= CRITICAL { Severity::Critical } else { Severity::Warning };
+    let forecast = Forecast::of(moment, key.device.filter(|_| !key.host), bytes, span);
     let name = process_name(process.id.tgid, &process.comm);
     let kind = if key.host { "pinned host memory" } else { "GPU memory" };
     let per_hour = bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
@@ -253,11 +260,12 @@ fn survivors_claim(process: &Process, key: &ClassKey, class: &Class, others: &[(
         evidence.push(format!("also {} survivors of size {} bytes", class.live, key.size));
     }
     row_evidence(process, key.device, &mut evidence);
+    evidence.extend(forecast.map(|forecast| forecast.told()));
     Claim {
         category: CATEGORY,
         key: format!("{}-{}", process.id, scope_key(key.device, key.host)),
         subject: subject(process, key.device, key.host),
-        severity,
+        severity: severity(bytes, forecast),
         confidence,
         bytes: Some(bytes),
         summary: format!(
@@ -269,6 +277,12 @@ fn survivors_claim(process: &Process, key: &ClassKey, class: &Class, others: &[(
         evidence,
         advice: advice(process, threads_gone),
     }
+}
+
+/// By what was taken, and by how soon nothing is left.
+fn severity(bytes: u64, forecast: Option<Forecast>) -> Severity {
+    let by_size = if bytes >= CRITICAL { Severity::Critical } else { Severity::Warning };
+    Forecast::severity(forecast.as_ref(), by_size)
 }
 
 fn row_evidence(process: &Process, device: Option<u32>, evidence: &mut Vec<String>) {
@@ -401,13 +415,15 @@ fn floors_claim(process: &Process, device: Option<u32>, rise: &Rise, moment: &Mo
         ),
     ];
     row_evidence(process, device, &mut evidence);
+    let forecast = Forecast::of(moment, device, rise.gained, rise.last_ns.saturating_sub(rise.first.ns));
+    evidence.extend(forecast.map(|forecast| forecast.told()));
     let on = device.map_or_else(|| "the GPU".to_owned(), |device| format!("GPU {device}"));
     let confidence = if rise.floors >= 2 * moment.config.leak_floors { Confidence::High } else { Confidence::Medium };
     Claim {
         category: CATEGORY,
         key: format!("{}-{}", process.id, scope_key(device, false)),
         subject: subject(process, device, false),
-        severity: if rise.gained >= CRITICAL { Severity::Critical } else { Severity::Warning },
+        severity: severity(rise.gained, forecast),
         confidence,
         bytes: Some(rise.gained),
         summary: format!(

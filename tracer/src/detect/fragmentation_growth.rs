@@ -12,6 +12,7 @@
 //! held, and grown by at most a quarter of what was gained.
 
 use super::allocators::Allocator;
+use super::forecast::Forecast;
 use super::standing::EachProcess;
 use super::untracked_growth::rising;
 use super::{Detector, process_name};
@@ -81,6 +82,8 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
     if books.failed_allocs > 0 {
         evidence.push(format!("{} requests were refused", books.failed_allocs));
     }
+    let forecast = Forecast::of(moment, Some(device), rise.gained, rise.span_ns());
+    evidence.extend(forecast.map(|forecast| forecast.told()));
     evidence.extend(allocator.map(|allocator| allocator.told().to_owned()));
     vec![Claim {
         category: CATEGORY,
@@ -90,7 +93,7 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
             container: process.container.clone(),
             ..Subject::process(process.id, &process.comm).on_device(Some(device))
         },
-        severity: Severity::Warning,
+        severity: Forecast::severity(forecast.as_ref(), Severity::Warning),
         confidence: if most.saturating_mul(4) <= held { Confidence::High } else { Confidence::Medium },
         bytes: Some(held.saturating_sub(metric.bytes())),
         summary: format!(

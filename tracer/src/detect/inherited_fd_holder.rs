@@ -13,7 +13,7 @@
 //! Thresholds: 5 s after the exit (teardown takes under a second), 128 MiB.
 
 use super::release::{Key, finding_key};
-use super::{Detector, by_size, device_name, process_name};
+use super::{Detector, by_cost, device_name, process_name};
 use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::{Billed, Holder, Process, Proof, Search, Teardown};
@@ -84,9 +84,10 @@ fn claim(key: &Key, teardown: &Teardown, search: &Search, known: &[Holder], mome
     let on = device_name(teardown.device, teardown.gi);
     let proven = search.holders.iter().any(|holder| holder.proof == Proof::LineageAndFiles);
     let lineage = search.holders.iter().any(|holder| holder.proof != Proof::Files);
+    let cost = by_cost(teardown.billed, moment.now().saturating_sub(teardown.exit_ns), moment.config);
     let (confidence, severity) = match (proven, lineage, search.is_complete()) {
-        (true, ..) => (Confidence::High, by_size(teardown.billed, moment.config)),
-        (false, true, _) | (false, false, true) => (Confidence::Medium, by_size(teardown.billed, moment.config)),
+        (true, ..) => (Confidence::High, cost),
+        (false, true, _) | (false, false, true) => (Confidence::Medium, cost),
         (false, false, false) => (Confidence::Low, Severity::Info),
     };
     let mut evidence = vec![format!(

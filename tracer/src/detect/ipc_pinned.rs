@@ -17,7 +17,7 @@
 //!
 //! Thresholds: 128 MiB; 5 s after the exit or the release; five minutes without a driver call or a change of the importer's service.
 
-use super::{Detector, by_size, process_name};
+use super::{Detector, by_cost, process_name};
 use crate::engine::{Book, Claim, Moment, Sweep};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::{Hold, Pin, Process};
@@ -106,7 +106,7 @@ fn claim(&(exporter_id, holder_id, device, how): &Key, pins: &[Pin], moment: &Mo
     let crashed = exporter.death.is_some_and(|death| !death.was_clean()) || ledger.owner_end(exporter).is_some();
     let computes = holder.books.as_ref().is_some_and(|books| !books.contexts.is_empty()) || !holder.rows.is_empty();
     let severity = match (how, computes) {
-        (Hold::Descriptor, false) => by_size(bytes, config),
+        (Hold::Descriptor, false) => by_cost(bytes, moment.now().saturating_sub(since), config),
         _ if idle || died.is_some() && (!same_owner || crashed) => Severity::Warning,
         _ => Severity::Info,
     };

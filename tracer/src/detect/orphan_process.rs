@@ -16,7 +16,7 @@
 //! a second or two), 35 s after pods (30 s is the default termination grace and deletion may be
 //! told first), 20 s of silence where the owner ended with an error, 60 s where it ended cleanly.
 
-use super::{Detector, by_size, device_name, process_name};
+use super::{Detector, by_cost, device_name, process_name};
 use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::books::DeviceBooks;
@@ -330,7 +330,11 @@ fn claim(
         let list: Vec<String> = siblings.iter().take(64).map(u32::to_string).collect();
         evidence.push(format!("left over by the same owner: pids {}", list.join(", ")));
     }
-    let severity = if victims.is_empty() { by_size(bytes, moment.config) } else { Severity::Critical };
+    let severity = if victims.is_empty() {
+        by_cost(bytes, moment.now().saturating_sub(case.since_ns), moment.config)
+    } else {
+        Severity::Critical
+    };
     let summary = format!("{name} still holds {} on GPU {device} although {why}, {since} ago", size(bytes));
     let subject = Subject {
         device: Some(device),

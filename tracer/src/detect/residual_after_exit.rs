@@ -16,7 +16,7 @@
 //! 0.4 to 0.8 s; 25.9 s with 243 GB); twice that without a walk of the open files; 128 MiB.
 
 use super::release::{Key, Pending, Releases, finding_key};
-use super::{Detector, by_size, device_name, process_name};
+use super::{Detector, by_cost, device_name, process_name};
 use crate::engine::{Book, Claim, Moment};
 use crate::finding::{Category, Confidence, Severity, Subject};
 use crate::ledger::{Billed, Process};
@@ -147,7 +147,7 @@ fn judge(pending: &Pending<'_>, moment: &Moment<'_>) -> Option<Claim> {
         _ => Confidence::Low,
     };
     let severity = match confidence {
-        Confidence::High => by_size(teardown.billed, config),
+        Confidence::High => by_cost(teardown.billed, stayed, config),
         Confidence::Medium => Severity::Warning,
         Confidence::Low => Severity::Info,
     };

@@ -13,6 +13,7 @@
 //! Thresholds: eight samples over a minute at least; 128 MiB gained; a warning at half a GiB or
 //! where modules explain it (later code and local memory cost up to some hundred MiB once).
 
+use super::forecast::Forecast;
 use super::standing::EachProcess;
 use super::{Detector, process_name};
 use crate::engine::{Book, Claim, Moment};
@@ -97,7 +98,13 @@ fn on_device(process: &Process, books: &Books, device: u32, gap: &Gap, moment: &
         (true, _) | (_, true) => Confidence::High,
         _ => Confidence::Medium,
     };
-    let severity = if loads || rise.gained >= WARNING { Severity::Warning } else { Severity::Info };
+    let forecast = Forecast::of(moment, Some(device), rise.gained, rise.span_ns());
+    // Little is no alarm, however little is left.
+    let severity = if loads || rise.gained >= WARNING {
+        Forecast::severity(forecast.as_ref(), Severity::Warning)
+    } else {
+        Severity::Info
+    };
     let name = process_name(process.id.tgid, &process.comm);
     let mut evidence = vec![
         format!(
@@ -128,6 +135,7 @@ fn on_device(process: &Process, books: &Books, device: u32, gap: &Gap, moment: &
     } else {
         "no module loads were seen; graphs and library-internal allocations make no traced call".to_owned()
     });
+    evidence.extend(forecast.map(|forecast| forecast.told()));
     Some(Claim {
         category: CATEGORY,
         key: format!("{}-gpu{device}", process.id),

@@ -30,6 +30,8 @@ pub struct EngineConfig {
     pub held_floor_bytes: u64,
     /// From this size on, memory held for no one is critical.
     pub critical_bytes: u64,
+    /// That much, held for no one for this long, is what less of it may cost before it is critical too.
+    pub critical_hold_ns: u64,
     /// Teardown without pinned memory takes 0.4 to 0.8 s as measured; several times that is allowed.
     pub exit_grace_ns: u64,
     /// Teardown adds about a second for every 8 to 10 GB of pinned host memory (measured: 25.9 s for 243 GB).
@@ -124,6 +126,7 @@ impl Default for EngineConfig {
             devices: Vec::new(),
             held_floor_bytes: 128 * MIB,
             critical_bytes: GIB,
+            critical_hold_ns: 86_400 * SECOND,
             exit_grace_ns: 5 * SECOND,
             pinned_bytes_per_second: 8_000_000_000,
             unproven_residue_graces: 2,

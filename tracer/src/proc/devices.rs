@@ -172,16 +172,15 @@ impl DeviceFiles {
         let mut last: Option<(Mapping, Option<Text>)> = None;
         for mapping in maps.naming(MAPPED_PART) {
             let same = |(other, _): &(Mapping, _)| other.inode == mapping.inode && other.path == mapping.path;
-            let name = match last.take().filter(same) {
-                Some((_, name)) => name,
-                None => {
-                    let link = Path::new("map_files").join(mapping.range());
-                    let key = || {
-                        let stat = rustix::fs::statat(process.directory(), &link, AtFlags::empty()).ok()?;
-                        Some(FileKey::of(&stat))
-                    };
-                    self.recognise(mapping.path.as_os_str().as_bytes(), key)
-                }
+            let name = if let Some((_, name)) = last.take().filter(same) {
+                name
+            } else {
+                let link = Path::new("map_files").join(mapping.range());
+                let key = || {
+                    let stat = rustix::fs::statat(process.directory(), &link, AtFlags::empty()).ok()?;
+                    Some(FileKey::of(&stat))
+                };
+                self.recognise(mapping.path.as_os_str().as_bytes(), key)
             };
             if let Some(name) = &name {
                 mapped.count += 1;
