@@ -151,6 +151,22 @@ fn a_forked_child_that_keeps_the_files_is_not_the_drivers_fault() {
 }
 
 #[test]
+fn a_forked_child_that_only_maps_the_files_is_not_the_drivers_fault_either() {
+    let machine = Machine::with_devices(1);
+    let mut tracer = Tracer::start(&machine, &[]);
+    let options = ["forked-loader", "--size", "1GiB", "--children", "1", "--mapped", "--duration", "14s"];
+    let mut loader = workload(&machine, &options);
+    let child = loader.wait_for("child")["child_pid"].as_u64().unwrap_or(0);
+    let finding = tracer.wait_for_finding("inherited_fd_holder");
+    assert_eq!(subject(&finding, "tgid"), child);
+    assert_eq!(finding["confidence"], "high", "{finding}");
+    tracer.wait_for_close("inherited_fd_holder");
+    let run = tracer.stop();
+    assert_eq!(alarms(run.all_findings()), ["inherited_fd_holder"]);
+    drop(loader);
+}
+
+#[test]
 fn a_pool_that_replaces_its_workers_is_churn() {
     let machine = Machine::new(Config { context_time_ms: 300, release_delay_ms: 100, ..Config::default() });
     let mut tracer = Tracer::start(&machine, &[]);

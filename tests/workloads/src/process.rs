@@ -3,12 +3,16 @@
 use std::{
     ffi::CString,
     io::Read,
-    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     process::{Child, Command, Stdio},
 };
 
 use anyhow::{Context as _, Result};
-use rustix::io::FdFlags;
+use rustix::{
+    fs::FileType,
+    io::FdFlags,
+    mm::{MapFlags, ProtFlags, mmap},
+};
 
 use crate::{cli::Options, report::Event, run::Run};
 
@@ -67,6 +71,27 @@ pub(crate) fn fork(run: &Run, role: &str) -> Result<Forked> {
             Ok(Forked::Parent(child))
         }
     }
+}
+
+/// Maps every regular file that is open and closes it: the kernel keeps a file open while it is mapped.
+pub(crate) fn keep_files_only_mapped() -> Result<()> {
+    let descriptors = std::fs::read_dir("/proc/self/fd").context("listing descriptors")?;
+    let descriptors: Vec<i32> =
+        descriptors.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for descriptor in descriptors.into_iter().filter(|descriptor| *descriptor > 2) {
+        // SAFETY: nothing else in this process closes descriptors while it is looked at.
+        let file = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let regular =
+            rustix::fs::fstat(file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+        if regular {
+            // SAFETY: the kernel chooses the place, and nothing reads or writes there.
+            unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, file, 0) }
+                .context("mapping a file")?;
+            // SAFETY: its owner makes no further call in this process.
+            unsafe { rustix::io::close(descriptor) };
+        }
+    }
+    Ok(())
 }
 
 /// Waits for a forked child and reports how it ended.

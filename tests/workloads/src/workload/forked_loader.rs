@@ -1,5 +1,5 @@
 //! A loader that opens the driver, allocates, and forks helpers without exec. When it is killed, the helpers still have
-//! its device files open and the driver keeps its memory.
+//! its device files open, or only mapped, and the driver keeps its memory.
 
 use std::time::Duration;
 
@@ -28,6 +28,9 @@ pub(crate) struct ForkedLoader {
     /// How long the children live, unless SIGTERM comes first
     #[arg(long, default_value = "60s", value_parser = quantity::duration)]
     duration: Duration,
+    /// The children map the device files and close them
+    #[arg(long)]
+    mapped: bool,
 }
 
 impl ForkedLoader {
@@ -38,6 +41,9 @@ impl ForkedLoader {
         for _ in 0..self.children {
             match process::fork(run, "loader-helper")? {
                 Forked::Child => {
+                    if self.mapped {
+                        process::keep_files_only_mapped()?;
+                    }
                     run.sleep(self.duration);
                     return Ok(());
                 }
