@@ -279,3 +279,26 @@ fn the_engine_asks_for_what_would_settle_a_residue() {
     assert!(host.raised(Category::ResidualAfterExit));
     assert!(!host.engine.wants_open_files());
 }
+
+#[test]
+fn files_of_a_forebear_do_not_hold_the_memory_of_another() {
+    let mut host = Host::new();
+    let context = |tgid: u32| json!({"kind": "ctx_create", "api": "cuDevicePrimaryCtxRetain", "ctx": "0xc1", "pid": tgid, "tgid": tgid, "start_ns": tgid * 10});
+    let child_of = |parent: u32, tgid: u32| json!({"kind": "fork", "ppid": parent, "cgroup": "/a", "parent_tgid": parent, "parent_start_ns": parent * 10, "pid": tgid, "tgid": tgid, "start_ns": tgid * 10});
+    host.tell(context(7));
+    // One that is forked once its parent has the files, and one before.
+    host.tell(child_of(1, 8));
+    host.tell(child_of(8, 80));
+    host.tell(context(8));
+    host.tell(child_of(8, 81));
+    host.alloc("cuMemAlloc_v2", "0x10", 1024);
+    host.tell(json!({"kind": "nvml_sample", "status": "ok", "used": 1024 * MIB, "total": 8192 * MIB, "procs": [{"pid": 7, "used": 1024 * MIB}]}));
+    host.tell(json!({"kind": "exit", "ppid": 1, "code": 0, "signal": 9, "group_dead": true}));
+    let files = ["nvidiactl", "nvidia0"];
+    let holder = |tgid: u32| json!({"tgid": tgid, "start_ns": tgid * 10, "comm": "app", "files": files});
+    host.tell(json!({"kind": "fd_scan", "complete": true, "holders": [holder(80), holder(81)]}));
+    let ledger = host.engine.ledger();
+    let holders = ledger.teardowns.values().flat_map(|teardown| ledger.search_holders(teardown).holders);
+    let tgids: Vec<u32> = holders.map(|holder| holder.id.tgid).collect();
+    assert_eq!(tgids, [80]);
+}

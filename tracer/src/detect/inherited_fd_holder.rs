@@ -8,7 +8,8 @@
 //! Evidence needed: the process is dead, a sample after the grace still shows its memory, and
 //! live descendants inherited its files (lineage), or a walk of the open files finds them (proof).
 //! Refuted by: an exec since the fork without files left open, a fork before the device was
-//! opened, a complete walk that does not find the child, or the memory's return.
+//! opened, files that it inherited from a forebear other than the dead process, a complete walk
+//! that does not find the child, or the memory's return.
 //!
 //! Thresholds: 5 s after the exit (teardown takes under a second), 128 MiB.
 

@@ -54,17 +54,17 @@ impl Standing {
             return;
         }
         let mut held = self.open.remove(&id).unwrap_or_default();
-        for claim in claims {
-            held.insert(claim.key.clone(), now);
-            book.raise(claim);
-        }
         held.retain(|key, last_ns| {
-            let holds = *last_ns == now || now.saturating_sub(*last_ns) < self.linger_ns;
+            let holds = claims.iter().any(|claim| claim.key == *key) || now.saturating_sub(*last_ns) < self.linger_ns;
             if !holds {
                 book.close(self.category, key, over);
             }
             holds
         });
+        for claim in claims {
+            held.insert(claim.key.clone(), now);
+            book.raise(claim);
+        }
         if !held.is_empty() {
             self.open.insert(id, held);
         }
@@ -98,5 +98,34 @@ impl Detector for EachProcess {
             let claims = (self.judge)(process, moment, book);
             self.standing.hold(process.id, claims, moment.now(), book, self.over);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::finding::{Confidence, Severity, Subject};
+
+    #[test]
+    fn a_claim_that_is_withdrawn_within_the_same_nanosecond_is_closed() {
+        let id = Identity { tgid: 7, start_ns: 70 };
+        let claim = Claim {
+            category: Category::IdleHolder,
+            key: "one".to_owned(),
+            subject: Subject::process(id, &"app".into()),
+            severity: Severity::Info,
+            confidence: Confidence::High,
+            bytes: None,
+            summary: String::new(),
+            evidence: Vec::new(),
+            advice: String::new(),
+        };
+        let mut book = Book::new(10);
+        let mut standing = Standing::new(Category::IdleHolder);
+        standing.hold(id, vec![claim], 5, &mut book, "over");
+        assert!(book.is_open(Category::IdleHolder, "one"));
+        standing.hold(id, Vec::new(), 5, &mut book, "over");
+        assert!(!book.is_open(Category::IdleHolder, "one"));
+        assert_eq!(standing.about().count(), 0);
     }
 }

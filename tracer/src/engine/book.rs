@@ -56,7 +56,7 @@ struct Incident {
 }
 
 impl Book {
-    pub(super) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self {
             now: 0,
             open: BTreeMap::new(),
@@ -69,7 +69,7 @@ impl Book {
         }
     }
 
-    pub(super) fn now(&mut self, ns: u64) {
+    pub(crate) fn now(&mut self, ns: u64) {
         self.now = ns;
     }
 

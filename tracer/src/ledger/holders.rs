@@ -90,6 +90,8 @@ impl Ledger {
             });
             // Files opened by a process that is older than the dead one cannot be inherited from it.
             let older = id.start_ns < born_ns && !self.descends(id, teardown.id);
+            // Those of its own forebears are not those of a process it does not descend from.
+            let of_others = !self.descends(id, teardown.id) && self.inherited_files(id);
             // The driver's files close at an exec: what another image has open it opened itself, even
             // if none of its calls has arrived yet. A descendant may have been handed the files.
             let reopened = process.is_some_and(|process| matches!(process.image, Image::Executed { .. }))
@@ -98,6 +100,7 @@ impl Ledger {
                 || !alive
                 || own_use
                 || older
+                || of_others
                 || reopened
                 || id == teardown.id
                 || self.is_observer(id, &holder.comm)

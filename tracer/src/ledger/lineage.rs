@@ -52,6 +52,20 @@ impl Ledger {
         self.ancestors(id).any(|process| process.id == ancestor)
     }
 
+    /// Whether its open device files are those of an ancestor that had them when it forked: no exec
+    /// since has closed them.
+    pub(super) fn inherited_files(&self, id: Identity) -> bool {
+        let mut heir = self.process(&id);
+        for ancestor in self.ancestors(id) {
+            let Some(Image::Forked { ns }) = heir.map(|heir| heir.image) else { return false };
+            if ancestor.first_gpu_ns().is_some_and(|opened_ns| opened_ns <= ns) {
+                return true;
+            }
+            heir = Some(ancestor);
+        }
+        false
+    }
+
     /// Remembered descendants, living or dead, in the order of the search.
     pub fn descendants(&self, id: Identity) -> Vec<Identity> {
         let mut found = Vec::new();

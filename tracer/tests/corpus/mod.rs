@@ -10,6 +10,7 @@ use vramtrace::finding::Report;
 use vramtrace::record::Record;
 
 /// One scenario file, parsed.
+#[derive(Clone)]
 pub(crate) struct Case {
     pub(crate) id: String,
     pub(crate) path: PathBuf,
