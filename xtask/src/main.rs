@@ -3,6 +3,7 @@
 mod demo;
 #[path = "../../tracer/build/ebpf.rs"]
 mod ebpf;
+mod fuzz;
 mod object;
 mod setup;
 mod shell;
@@ -41,6 +42,19 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
+    /// Feed what is read from others with made-up input: no panic, bounded memory.
+    Fuzz {
+        /// What; everything in turn if it is not given.
+        target: Option<fuzz::Target>,
+        /// How long, each.
+        #[arg(long, value_name = "N", default_value_t = 60)]
+        seconds: u32,
+    },
+    /// Time the engine: records a second over a host day of 10,000,000, and memory.
+    Bench {
+        /// Which; all if it is not given.
+        name: Option<String>,
+    },
     /// Score `vramtrace replay` with the scorer and scenarios in ../shared, where they are there.
     Score,
 }
@@ -63,6 +77,8 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::BuildEbpf { ship: true, .. } => object::ship(),
         Task::BuildEbpf { check: true, .. } => object::check(),
         Task::BuildEbpf { .. } => object::build().map(|path| println!("{}", path.display())),
+        Task::Fuzz { target, seconds } => fuzz::fuzz(*target, *seconds),
+        Task::Bench { name } => tests::bench(name.as_deref()),
         Task::Score => tests::score(),
     }
 }

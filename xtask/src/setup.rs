@@ -16,6 +16,7 @@ const PACKAGES: &[&str] = &[
     "libzstd-dev",
     "zlib1g-dev",
     "gcc",
+    "g++",
     "libc6-dev",
     "make",
     "python3-venv",
@@ -40,6 +41,7 @@ const TOOLS: &[Tool] = &[
         environment: &[("LLVM_PREFIX", "/usr/lib/llvm-22")],
     },
     Tool { purpose: Purpose::Test, name: "cargo-deny", version: "0.20.2", options: &[], environment: &[] },
+    Tool { purpose: Purpose::Test, name: "cargo-fuzz", version: "0.13.2", options: &[], environment: &[] },
 ];
 
 /// What is going to be done.

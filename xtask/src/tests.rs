@@ -4,7 +4,10 @@ use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, bail};
 
-use crate::{object, setup, shell};
+use crate::{fuzz, object, setup, shell};
+
+/// How long each target is fuzzed: what is found within seconds of a change.
+const FUZZED_SECONDS: u32 = 20;
 
 /// A name and what to do.
 type Step<'a> = (&'a str, Box<dyn Fn() -> anyhow::Result<()> + 'a>);
@@ -31,6 +34,7 @@ pub(crate) fn test() -> anyhow::Result<()> {
         // The end-to-end tests run the programs of the workspace, which `cargo test` alone does not build.
         ("build", Box::new(|| cargo(&["build", "--workspace"]))),
         ("tests", Box::new(|| cargo(&["test", "--workspace", "--no-fail-fast"]))),
+        ("fuzzing", Box::new(|| fuzz::fuzz(None, FUZZED_SECONDS))),
     ];
     let mut failed = Vec::new();
     for (name, step) in &steps {
@@ -77,6 +81,17 @@ fn mount_tracefs() -> anyhow::Result<()> {
         return Ok(());
     }
     shell::run(Command::new("mount").args(["-t", "tracefs", "nodev", place])).context("the tests need tracefs")
+}
+
+/// Runs one benchmark, or each.
+pub(crate) fn bench(name: Option<&str>) -> anyhow::Result<()> {
+    let mut command = shell::cargo();
+    command.args(["bench", "--package", "vramtrace"]);
+    match name {
+        Some(name) => command.args(["--bench", name]),
+        None => command.arg("--benches"),
+    };
+    shell::run(&mut command)
 }
 
 /// Scores the replay of the shared scenarios.
