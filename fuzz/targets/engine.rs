@@ -2,7 +2,7 @@
 
 #![no_main]
 #![recursion_limit = "256"]
-#![expect(clippy::expect_used, reason = "a panic is what the fuzzer looks for")]
+#![expect(clippy::expect_used, clippy::unwrap_used, reason = "a panic is what the fuzzer looks for")]
 
 #[path = "../../tracer/tests/corpus/any_record.rs"]
 mod any_record;

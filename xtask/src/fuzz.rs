@@ -2,7 +2,7 @@
 
 use std::{fs, io::Write as _, path::Path, process::Command, process::Stdio};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 
 use crate::{setup, shell};
 
@@ -47,7 +47,15 @@ pub(crate) fn fuzz(target: Option<Target>, seconds: u32) -> anyhow::Result<()> {
         command.current_dir(shell::root()).args(["run", "--sanitizer", "none", "--target-dir", "target/fuzz", name]);
         command.args(["--", "-timeout=10", "-print_final_stats=1", "-verbosity=0"]);
         command.arg(format!("-max_total_time={seconds}")).arg(format!("-rss_limit_mb={MEMORY_MIB}"));
-        shell::run(&mut command)
+        println!("Fuzzing {name} for {seconds} s.");
+        // Its build and what it learnt are of no interest while nothing is found.
+        let run = command.output().with_context(|| format!("cannot start `{}`", shell::shown(&command)))?;
+        let told = String::from_utf8_lossy(&run.stderr);
+        if !run.status.success() {
+            bail!("{told}\n`{}` failed ({}): the input above is kept", shell::shown(&command), run.status);
+        }
+        told.lines().filter(|line| line.starts_with("stat::")).for_each(|line| println!("{line}"));
+        Ok(())
     })
 }
 
