@@ -74,6 +74,17 @@ fn destroying_a_context_frees_its_memory_but_neither_vmm_nor_pools() {
 }
 
 #[test]
+fn a_context_at_the_address_of_another_says_that_the_other_and_its_memory_are_gone() {
+    let mut host = Host::new();
+    host.tell(json!({"kind": "ctx_create", "api": "cuCtxCreate_v2", "ctx": "0xc1"}));
+    host.tell(json!({"kind": "ctx_create", "api": "cuCtxCreate_v2", "ctx": "0xc2"}));
+    host.tell(json!({"kind": "alloc", "api": "cuMemAlloc_v2", "handle": "0x10", "size": 10 * MIB, "lib": "libcuda", "ctx": "0xc1"}));
+    host.tell(json!({"kind": "alloc", "api": "cuMemAlloc_v2", "handle": "0x20", "size": 20 * MIB, "lib": "libcuda", "ctx": "0xc2"}));
+    host.tell(json!({"kind": "ctx_create", "api": "cuCtxCreate_v2", "ctx": "0xc1"}));
+    assert_eq!(host.held(), 20);
+}
+
+#[test]
 fn a_context_created_at_the_same_address_since_the_call_began_survives() {
     let mut host = Host::new();
     host.tell(json!({"kind": "ctx_create", "api": "cuCtxCreate_v2", "ctx": "0xc1"}));

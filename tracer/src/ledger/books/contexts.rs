@@ -44,13 +44,15 @@ impl Books {
             context.refs = context.refs.saturating_add(1);
             return;
         }
-        // A context at the address of an older one: the older one's end was lost.
+        // A context at the address of an older one: the older one's end was lost, and with it that
+        // of its memory.
         if let Some(old) = self
             .contexts
             .iter()
             .position(|context| handle.is_some() && context.handle.as_ref() == handle && context.device == device)
         {
-            self.contexts.remove(old);
+            let gone = self.contexts.remove(old);
+            self.free_with(&gone, ns, ns);
         }
         if self.contexts.len() >= CONTEXTS {
             return;
@@ -99,6 +101,12 @@ impl Books {
             return;
         }
         let gone = self.contexts.remove(position);
+        self.free_with(&gone, begin_ns, ns);
+    }
+
+    /// Frees what the driver frees with a context: what was made before its end began, but for
+    /// physical memory and pools.
+    fn free_with(&mut self, gone: &Context, begin_ns: u64, ns: u64) {
         let last_on_device = !self.contexts.iter().any(|context| context.device == gone.device);
         let last = self.contexts.is_empty();
         let doomed: Vec<Key> = self
