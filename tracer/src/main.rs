@@ -3,11 +3,17 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use vramtrace::untrusted::{TEXT_LIMIT, printable};
 use vramtrace::{cli::Cli, command};
 
 fn main() -> ExitCode {
     command::execute(Cli::parse()).unwrap_or_else(|error| {
-        eprintln!("vramtrace: {}", one_line(&error));
+        // A file's name may hold what rewrites a terminal.
+        let line = one_line(&error);
+        eprintln!(
+            "vramtrace: {}",
+            line.split('\n').map(|part| printable(part.as_bytes(), TEXT_LIMIT)).collect::<Vec<_>>().join("\n")
+        );
         ExitCode::FAILURE
     })
 }

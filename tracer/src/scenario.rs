@@ -108,8 +108,16 @@ impl<R: BufRead> Scenario<R> {
                 _ => (trimmed, false),
             };
             let body = body.strip_suffix(',').unwrap_or(body);
-            let record: Record = serde_json::from_str(body)
-                .map_err(|error| self.malformed(&format!("not a record: {error}; expected one JSON object a line")))?;
+            let record: Record = serde_json::from_str(body).map_err(|error| {
+                // The parser's own line is that within this one.
+                let told = error.to_string();
+                let told = told.split(" at line ").next().unwrap_or_default();
+                let hint = if error.is_eof() { "; is the file cut off?" } else { "" };
+                self.malformed(&format!(
+                    "not a record: {told} at column {}; expected one JSON object a line{hint}",
+                    error.column()
+                ))
+            })?;
             if record.ts_ns < self.last_ns {
                 return Err(self.malformed(&format!(
                     "ts_ns {} is earlier than {} of the record before it; records must be in order of delivery",
@@ -158,7 +166,7 @@ impl<R: BufRead> Scenario<R> {
         let header: Header = serde_json::from_str(&whole).map_err(|error| ScenarioError::Malformed {
             path: self.path.clone(),
             line: (error.line() as u64).min(self.line),
-            problem: format!("the header is not valid: {error}"),
+            problem: format!("the header is not valid: {error}; expected one JSON object as in docs/formats.md"),
         })?;
         if header.schema != SCHEMA {
             return Err(ScenarioError::Malformed {
@@ -175,9 +183,15 @@ impl<R: BufRead> Scenario<R> {
         text.clear();
         self.line += 1;
         let read = self.lines.by_ref().take(LINE_LIMIT).read_line(text).map_err(|source| match source.kind() {
-            std::io::ErrorKind::InvalidData => self.malformed("the line is not UTF-8 text"),
+            std::io::ErrorKind::InvalidData => {
+                self.malformed("the line is not UTF-8 text; a scenario file is JSON in UTF-8 (docs/formats.md)")
+            }
             _ => ScenarioError::Read { path: self.path.clone(), source },
         })?;
+        // Some editors begin a file with a mark.
+        if self.line == 1 && text.starts_with('\u{feff}') {
+            text.remove(0);
+        }
         if read as u64 == LINE_LIMIT {
             return Err(self.malformed("the line is longer than 64 MiB"));
         }
@@ -210,6 +224,11 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_at_the_start_is_no_part_of_the_file() {
+        assert_eq!(read(&format!("\u{feff}{HEAD} ]\n}}\n")).unwrap(), 0);
+    }
+
+    #[test]
     fn records_are_read_a_line_each() {
         let body = "  {\"ts_ns\": 1, \"kind\": \"tick\"},\n\n  {\"ts_ns\": 1, \"kind\": \"new_thing\", \"x\": [1]}\n ],\n \"expected\": {}\n}\n";
         assert_eq!(read(&format!("{HEAD}{body}")).unwrap(), 2);
@@ -223,6 +242,8 @@ mod tests {
         assert!(broken.starts_with("x.json:7: not a record: "), "{broken}");
         let lacking = error(&format!("{HEAD}  {{\"ts_ns\": 1, \"kind\": \"alloc\"}}\n ]\n}}"));
         assert!(lacking.starts_with("x.json:6: not a record: missing field"), "{lacking}");
+        let cut = error(&format!("{HEAD}  {{\"ts_ns\": 1, \"kind\": \"ti"));
+        assert!(cut.starts_with("x.json:6: not a record: EOF") && cut.ends_with("is the file cut off?"), "{cut}");
         let backwards = error(&format!(
             "{HEAD}  {{\"ts_ns\": 9, \"kind\": \"tick\"}},\n  {{\"ts_ns\": 8, \"kind\": \"tick\"}}\n ]\n}}"
         ));

@@ -313,3 +313,58 @@ fn files_of_a_forebear_do_not_hold_the_memory_of_another() {
     let tgids: Vec<u32> = holders.map(|holder| holder.id.tgid).collect();
     assert_eq!(tgids, [80]);
 }
+
+#[test]
+fn what_another_has_open_of_the_dead_is_not_forgotten() {
+    let mut host = Host::new();
+    host.tell(json!({"kind": "ctx_create", "api": "cuDevicePrimaryCtxRetain", "ctx": "0xc1"}));
+    host.alloc("cuMemAlloc_v2", "0x10", 1024);
+    host.tell(json!({"kind": "ipc_export", "api": "cuIpcGetMemHandle", "handle": "0x10", "ipc_id": "i"}));
+    let importer = json!({"pid": 8, "tgid": 8, "start_ns": 80});
+    let by_importer = |mut fields: Value| {
+        fields.as_object_mut().unwrap().extend(importer.as_object().unwrap().clone());
+        fields
+    };
+    host.tell(by_importer(json!({"kind": "ctx_create", "api": "cuDevicePrimaryCtxRetain", "ctx": "0xc2"})));
+    host.tell(by_importer(
+        json!({"kind": "ipc_import", "api": "cuIpcOpenMemHandle_v2", "ipc_id": "i", "handle": "0xee", "size": 1024 * MIB}),
+    ));
+    host.tell(json!({"kind": "exit", "ppid": 1, "code": 0, "signal": 9, "group_dead": true}));
+    let rows = json!([{"pid": 8, "used": 1500 * MIB}]);
+    for _ in 0..1200 {
+        host.tell(
+            json!({"kind": "nvml_sample", "status": "ok", "used": 1500 * MIB, "total": 8192 * MIB, "procs": rows}),
+        );
+    }
+    let findings = host.engine.report().findings;
+    let open: Vec<_> = findings.iter().filter(|finding| finding.closed_ns.is_none()).collect();
+    assert!(open.iter().any(|finding| finding.category == Category::IpcPinned), "{findings:#?}");
+}
+
+#[test]
+fn refused_releases_are_told_with_their_own_bytes() {
+    let mut host = Host::new();
+    for block in 0..10 {
+        let handle = format!("{:#x}", 0x1000 * (block + 1));
+        host.tell(json!({"kind": "host_alloc", "api": "cuMemHostAlloc", "handle": handle, "size": 100 * MIB}));
+        if block < 3 {
+            host.tell(json!({"kind": "host_free", "api": "cuMemFreeHost", "handle": handle, "result": 800}));
+        }
+    }
+    host.tell(json!({"kind": "nvml_sample", "status": "ok", "used": MIB, "total": 8192 * MIB, "procs": []}));
+    let findings = host.engine.report().findings;
+    let refused = findings.iter().find(|finding| finding.summary.contains("refuses with error 800")).unwrap();
+    assert_eq!(refused.bytes, Some(300 * MIB));
+}
+
+#[test]
+fn a_process_is_on_the_instance_that_bills_it() {
+    let mut host = Host::new();
+    host.tell(json!({"kind": "ctx_create", "api": "cuDevicePrimaryCtxRetain", "ctx": "0xc1"}));
+    let rows = json!([{"pid": 7, "used": 100 * MIB}]);
+    host.tell(
+        json!({"kind": "nvml_sample", "gi": 2, "status": "ok", "used": 100 * MIB, "total": 800 * MIB, "procs": rows}),
+    );
+    let process = host.engine.ledger().gpu_users().next().unwrap();
+    assert_eq!((process.instance(0), process.instance(1)), (Some(2), None));
+}

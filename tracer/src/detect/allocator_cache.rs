@@ -9,7 +9,7 @@
 //! * it has unloaded and loaded again, at least twice, with the same footprint throughout.
 //!
 //! High confidence where the metric has also moved while the memory stood still.
-//! Refuted by: growth. A plateau alone is no finding: weights and KV pools stand still as well.
+//! Refuted by: growth, also one that only pauses. A plateau alone is no finding: weights and KV pools stand still as well.
 //!
 //! Thresholds: a minute without movement; a fifth of what is held, and 128 MiB, unused.
 
@@ -45,7 +45,11 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
     if held < moment.config.held_floor_bytes || still < moment.config.plateau_ns {
         return Vec::new();
     }
-    if book.open_of(Category::AppLeak).any(|leak| leak.subject.tgid == Some(process.id.tgid)) {
+    // Growth that is being told of does not become a cache by pausing.
+    let grows = [Category::AppLeak, Category::FragmentationGrowth]
+        .into_iter()
+        .any(|growth| book.open_of(growth).any(|finding| finding.subject.tgid == Some(process.id.tgid)));
+    if grows {
         return Vec::new();
     }
     let unused = ledger.metric_of(process, Meaning::Allocated).and_then(|metric| unused(metric, held, since, moment));

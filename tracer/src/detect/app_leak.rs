@@ -4,7 +4,8 @@
 //! * survivors: many live allocations of one size (and call path, where known) that came one by
 //!   one, spread evenly over the time since the first, still coming, while the process's other
 //!   memory is balanced, which shows that it is past its start;
-//! * floors: the lowest points between its work cycles rise from cycle to cycle, evenly or faster;
+//! * floors: the lowest points between its work cycles (requests, or loads of a model that serves
+//!   many) rise from cycle to cycle, evenly or faster;
 //! * refusals: releases that the driver refused and whose memory is still there.
 //!
 //! Refuted by: growth that came in a burst or has slowed down (a loading model, a cache that
@@ -117,7 +118,10 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
         if fragments(device) || told.contains(&(device, false)) {
             continue;
         }
-        if let Some(rise) = floors::rising(&on_device.cycles.floors, moment.config)
+        let cycles = &on_device.cycles;
+        let rise =
+            [&cycles.short, &cycles.long].into_iter().find_map(|floors| floors::rising(&floors.kept, moment.config));
+        if let Some(rise) = rise
             && follows(process, device, rise.gained, moment)
             && moment.now().saturating_sub(rise.last_ns) <= PAUSE_NS.max(rise.gap_ns.saturating_mul(4))
         {
@@ -190,6 +194,7 @@ fn scope_key(device: Option<u32>, host: bool) -> String {
 fn subject(process: &Process, device: Option<u32>, host: bool) -> Subject {
     Subject {
         device,
+        gi: device.and_then(|device| process.instance(device)),
         scope: Some(if host { "pinned_host" } else { "device" }.into()),
         pod: process.pod.clone(),
         container: process.container.clone(),

@@ -82,7 +82,7 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
     if books.failed_allocs > 0 {
         evidence.push(format!("{} requests were refused", books.failed_allocs));
     }
-    let forecast = Forecast::of(moment, Some(device), rise.gained, rise.span_ns());
+    let forecast = Forecast::of(moment, process, Some(device), rise.gained, rise.span_ns());
     evidence.extend(forecast.map(|forecast| forecast.told()));
     evidence.extend(allocator.map(|allocator| allocator.told().to_owned()));
     vec![Claim {
@@ -103,6 +103,14 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
             size(metric.bytes())
         ),
         evidence,
-        advice: "Let segments grow in place (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or bound splitting (max_split_size_mb) and collect early (garbage_collection_threshold); do not combine expandable_segments with options that work against it. torch.cuda.empty_cache() at a quiet moment gives back what is wholly free. Fewer different shapes (padding to buckets) remove the cause.".to_owned(),
+        advice: format!(
+            "{}. torch.cuda.empty_cache() at a quiet moment gives back what is wholly free. Fewer different shapes (padding to buckets) remove the cause.",
+            match allocator {
+                Some(Allocator::PyTorchExpandable) =>
+                    "Its segments already grow in place (expandable_segments): collect early (garbage_collection_threshold) and leave out options that work against it",
+                _ =>
+                    "Let segments grow in place (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), or bound splitting (max_split_size_mb) and collect early (garbage_collection_threshold); do not combine expandable_segments with options that work against it",
+            }
+        ),
     }]
 }

@@ -41,7 +41,7 @@ fn is_idle_name(comm: &str) -> bool {
     comm.to_ascii_lowercase().split(|letter: char| !letter.is_ascii_alphanumeric()).any(|word| word == "idle")
 }
 
-/// Whether a name is a notebook kernel's.
+/// Whether a name is a notebook kernel's or server's.
 fn is_notebook(comm: &str) -> bool {
     ["ipykernel", "jupyter", "colab-kernel"].iter().any(|name| comm.contains(name))
 }
@@ -123,11 +123,13 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
         if alone && series.and_then(|series| series.busy_ns).is_some_and(|busy| busy > since) {
             continue;
         }
-        if is_notebook(&process.comm) {
-            signs.push(format!(
-                "{} is a notebook's kernel, which lives on when its tab is closed",
-                shown(&process.comm, 32)
-            ));
+        // A kernel is named after its interpreter; it is the server that started it which tells.
+        let starter = process.parent.and_then(|parent| ledger.process(&parent)).map(|parent| parent.comm.as_str());
+        if let Some(name) = [Some(process.comm.as_str()), starter].into_iter().flatten().find(|name| is_notebook(name))
+        {
+            let by = if name == process.comm.as_str() { "by its name" } else { "started by" };
+            signs
+                .push(format!("a notebook's kernel ({by} {}), which lives on when its tab is closed", shown(name, 32)));
         }
         let stopped = if signs.is_empty() { stopped(process, device, silent) } else { None };
         if silent >= config.idle_silent_ns && asleep_since(process).is_some() {

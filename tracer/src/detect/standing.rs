@@ -8,8 +8,9 @@ use crate::record::Identity;
 use crate::units::SECOND;
 use std::collections::BTreeMap;
 
-/// As long as a growth must span to be one.
-const LINGER_NS: u64 = 60 * SECOND;
+/// Growth comes in steps, one for each unit of work, and units of some minutes are common. A finding
+/// that closes between two of them and opens again says less than one that closes a little late.
+const LINGER_NS: u64 = 300 * SECOND;
 
 /// The claims that hold about a process now.
 type Judge = fn(&Process, &Moment<'_>, &Book) -> Vec<Claim>;

@@ -98,7 +98,7 @@ fn on_device(process: &Process, books: &Books, device: u32, gap: &Gap, moment: &
         (true, _) | (_, true) => Confidence::High,
         _ => Confidence::Medium,
     };
-    let forecast = Forecast::of(moment, Some(device), rise.gained, rise.span_ns());
+    let forecast = Forecast::of(moment, process, Some(device), rise.gained, rise.span_ns());
     // Little is no alarm, however little is left.
     let severity = if loads || rise.gained >= WARNING {
         Forecast::severity(forecast.as_ref(), Severity::Warning)

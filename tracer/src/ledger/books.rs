@@ -155,6 +155,8 @@ pub struct Refusal {
     pub ns: u64,
     /// How often.
     pub count: u64,
+    /// Bytes of the blocks that were to be released; of one that was refused again, again.
+    pub bytes: u64,
     /// Whether it is about pinned host memory.
     pub host: bool,
 }
@@ -463,12 +465,22 @@ impl Books {
         index as u32
     }
 
-    pub(super) fn refused(&mut self, api: &Text, result: i32, ns: u64, host: bool) {
+    pub(super) fn refused(&mut self, api: &Text, result: i32, ns: u64, space: Space, handle: &OpaqueId) {
+        let key = Key { space, handle: handle.clone() };
+        let bytes = self.live.get(&key).map_or(0, |allocation| allocation.size);
         if let Some(known) = self.refused_frees.iter_mut().find(|known| known.api == *api && known.result == result) {
             known.count = known.count.saturating_add(1);
+            known.bytes = known.bytes.saturating_add(bytes);
             known.ns = ns;
         } else if self.refused_frees.len() < REFUSALS {
-            self.refused_frees.push(Refusal { api: api.clone(), result, ns, count: 1, host });
+            self.refused_frees.push(Refusal {
+                api: api.clone(),
+                result,
+                ns,
+                count: 1,
+                bytes,
+                host: space == Space::Host,
+            });
         }
     }
 }

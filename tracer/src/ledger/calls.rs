@@ -257,7 +257,7 @@ impl Ledger {
         if result != 0 {
             // A driver that is shutting down or a bad handle: only a live block makes it a fact.
             if books.holds(space, handle) {
-                books.refused(api, result, ns, space == Space::Host);
+                books.refused(api, result, ns, space, handle);
             }
             return;
         }
@@ -304,7 +304,7 @@ impl Ledger {
                 pool: None,
             });
         }
-        books.refused(api, result, ns, space == Space::Host);
+        books.refused(api, result, ns, space, handle);
     }
 
     pub(super) fn lost(&mut self, ns: u64, count: u64, since_ns: Option<u64>, id: Option<Identity>) {

@@ -350,7 +350,9 @@ impl Ledger {
             let full = self.dead.len() >= self.remembered_dead;
             let old = death.ns.saturating_add(REMEMBER_NS) < now;
             let open = self.has_open_teardown(id);
-            if full || old && !open && process.children.is_empty() {
+            // What others have open of it goes on being its memory.
+            let pins = || !process.exports.is_empty() && !self.importers_of(id).is_empty();
+            if full || old && !open && process.children.is_empty() && !pins() {
                 self.forget(id, full);
                 continue;
             }

@@ -288,6 +288,12 @@ impl Process {
         }
     }
 
+    /// The MIG instance of a device that it was last billed on, or `None` for the whole device.
+    pub fn instance(&self, device: u32) -> Option<u32> {
+        let on = self.rows.range((device, None)..=(device, Some(u32::MAX)));
+        on.max_by_key(|(_, row)| row.ns).and_then(|(&(_, gi), _)| gi)
+    }
+
     /// Whether it has not been seen to end.
     pub fn is_alive(&self) -> bool {
         self.death.is_none()

@@ -83,7 +83,7 @@ pub(super) fn claim(process: &Process, device: Option<u32>, rise: &Rise, moment:
             at(rise.last_ns)
         ),
     ];
-    let forecast = Forecast::of(moment, device, rise.gained, rise.span_ns);
+    let forecast = Forecast::of(moment, process, device, rise.gained, rise.span_ns);
     evidence.extend(evidence_around(process, device, forecast, moment));
     let on = device.map_or_else(|| "the GPU".to_owned(), |device| format!("GPU {device}"));
     let confidence = if rise.floors >= 2 * moment.config.leak_floors { Confidence::High } else { Confidence::Medium };

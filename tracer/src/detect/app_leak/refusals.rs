@@ -10,7 +10,8 @@ use crate::units::{MIB, at, plural, shown, size};
 pub(super) fn claims(process: &Process, books: &Books, moment: &Moment<'_>) -> Vec<Claim> {
     let mut claims = Vec::new();
     for refusal in books.refused_frees.iter().filter(|refusal| refusal.count >= 3) {
-        let bytes = if refusal.host { books.host.bytes } else { books.bytes };
+        let held = if refusal.host { books.host.bytes } else { books.bytes };
+        let bytes = refusal.bytes.min(held);
         if bytes < 16 * MIB {
             continue;
         }
@@ -34,7 +35,11 @@ pub(super) fn claims(process: &Process, books: &Books, moment: &Moment<'_>) -> V
                     refusal.result,
                     at(refusal.ns)
                 ),
-                format!("{} ({bytes} bytes) of {kind} are still allocated", size(bytes)),
+                format!(
+                    "{} ({bytes} bytes) were to be released; {} ({held} bytes) of {kind} are still allocated",
+                    size(bytes),
+                    size(held)
+                ),
             ],
             advice: "A release that fails must be repeated or moved: error 800 (not permitted) means it was called from a stream callback, where the driver allows no calls.".to_owned(),
         });

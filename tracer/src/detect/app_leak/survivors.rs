@@ -87,7 +87,7 @@ pub(super) fn claim(
     let threads_gone = threads_gone(process, class);
     let long = span >= 600 * SECOND && class.live >= 100 && (threads_gone || key.stack.is_some());
     let confidence = if long { Confidence::High } else { Confidence::Medium };
-    let forecast = Forecast::of(moment, key.device.filter(|_| !key.host), bytes, span);
+    let forecast = Forecast::of(moment, process, key.device.filter(|_| !key.host), bytes, span);
     let name = process_name(process.id.tgid, &process.comm);
     let kind = if key.host { "pinned host memory" } else { "GPU memory" };
     let per_hour = bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
