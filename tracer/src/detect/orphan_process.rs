@@ -14,7 +14,8 @@
 //!
 //! Thresholds: 5 s after containers, jobs and ancestors (field reports: healthy trees end within
 //! a second or two), 35 s after pods (30 s is the default termination grace and deletion may be
-//! told first), 20 s of silence where the owner ended with an error, 60 s where it ended cleanly.
+//! told first) and after the process was told to stop with its owner (SIGTERM, SIGINT), 20 s of
+//! silence where the owner ended with an error, 60 s where it ended cleanly.
 
 use super::{Detector, by_cost, device_name, process_name};
 use crate::engine::{Book, Claim, Moment};
@@ -28,6 +29,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const CATEGORY: Category = Category::OrphanProcess;
 const SIGHUP: i32 = 1;
+const SIGINT: i32 = 2;
+const SIGTERM: i32 = 15;
 
 /// Programs that start others for people and are not what those belong to.
 const SESSIONS: [&str; 19] = [
@@ -212,6 +215,17 @@ fn judge(process: &Process, moment: &Moment<'_>) -> Option<Case> {
     });
     let root =
         dead_owner(process, ledger).filter(|(.., death, _)| now >= death.ns.saturating_add(config.owner_grace_ns));
+    // Told to stop together with its owner, it may be saving its work: that long it is waited for.
+    let ended_ns =
+        owner.as_ref().map(|end| end.ns).into_iter().chain(root.as_ref().map(|(.., death, _)| death.ns)).min()?;
+    let told = process.signal.is_some_and(|(signal, ns)| {
+        (signal == SIGTERM || signal == SIGINT)
+            && ns <= ended_ns.saturating_add(config.owner_grace_ns)
+            && now < ns.saturating_add(config.pod_grace_ns)
+    });
+    if told {
+        return None;
+    }
     if let Some(end) = owner {
         let since_ns = root.as_ref().map_or(end.ns, |(.., death, _)| death.ns.min(end.ns));
         return Some(Case {
