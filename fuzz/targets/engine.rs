@@ -1,4 +1,4 @@
-//! Any records in any order: no panic, bounded memory, the same report twice.
+//! Any records in any order: no panic, the same report twice.
 
 #![no_main]
 #![recursion_limit = "256"]

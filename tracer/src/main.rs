@@ -8,21 +8,19 @@ use vramtrace::{cli::Cli, command};
 
 fn main() -> ExitCode {
     command::execute(Cli::parse()).unwrap_or_else(|error| {
-        // A file's name may hold what rewrites a terminal.
-        let line = one_line(&error);
-        eprintln!(
-            "vramtrace: {}",
-            line.split('\n').map(|part| printable(part.as_bytes(), TEXT_LIMIT)).collect::<Vec<_>>().join("\n")
-        );
+        eprintln!("vramtrace: {}", told(&error));
         ExitCode::FAILURE
     })
 }
 
 /// The error and its causes; typed errors name their cause themselves, which is not said twice.
-fn one_line(error: &anyhow::Error) -> String {
-    error.chain().fold(String::new(), |line, cause| match cause.to_string() {
-        cause if line.is_empty() => cause,
-        cause if line.contains(&cause) => line,
-        cause => format!("{line}: {cause}"),
-    })
+/// Names of files in it may hold what rewrites a terminal.
+fn told(error: &anyhow::Error) -> String {
+    let told = error.chain().fold(String::new(), |told, cause| match cause.to_string() {
+        cause if told.is_empty() => cause,
+        cause if told.contains(&cause) => told,
+        cause => format!("{told}: {cause}"),
+    });
+    let lines: Vec<_> = told.split('\n').map(|line| printable(line.as_bytes(), TEXT_LIMIT)).collect();
+    lines.join("\n")
 }

@@ -3,11 +3,12 @@
 use std::{fs, io::Write as _, path::Path, process::Command, process::Stdio};
 
 use anyhow::{Context as _, bail};
+use clap::ValueEnum;
 
 use crate::{setup, shell};
 
 /// What is fuzzed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Target {
     /// Any bytes as a scenario file, and its records through the engine.
     Scenario,
@@ -17,7 +18,6 @@ pub(crate) enum Target {
     Library,
 }
 
-const ALL: [Target; 3] = [Target::Scenario, Target::Engine, Target::Library];
 /// A longer scenario makes the fuzzer slow and teaches it no more.
 const SEED_LIMIT: u64 = 16 << 10;
 /// Memory no input may need, in MiB.
@@ -27,13 +27,10 @@ const MEMORY_MIB: u32 = 1024;
 /// the next time.
 pub(crate) fn fuzz(target: Option<Target>, seconds: u32) -> anyhow::Result<()> {
     setup::setup(setup::Purpose::Test)?;
-    let targets = target.map_or_else(|| ALL.to_vec(), |target| vec![target]);
+    let targets = target.map_or_else(|| Target::value_variants().to_vec(), |target| vec![target]);
     targets.into_iter().try_for_each(|target| {
-        let name = match target {
-            Target::Scenario => "scenario",
-            Target::Engine => "engine",
-            Target::Library => "library",
-        };
+        let name = target.to_possible_value().context("a target has a name")?;
+        let name = name.get_name();
         let corpus = shell::root().join("fuzz/corpus").join(name);
         fs::create_dir_all(&corpus).with_context(|| format!("cannot create {}", corpus.display()))?;
         match target {

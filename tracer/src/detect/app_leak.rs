@@ -134,7 +134,7 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
 /// Whether NVML's row grew along, as far as it can be seen: a ledger that grows alone has missed releases.
 fn follows(process: &Process, device: Option<u32>, gained: u64, moment: &Moment<'_>) -> bool {
     let Some(device) = device else { return true };
-    let Some(row) = process.rows.iter().filter(|((on, _), _)| *on == device).map(|(_, row)| row).next_back() else {
+    let Some(row) = process.rows.get(&(device, process.instance(device))) else {
         return true;
     };
     let owned =
@@ -159,7 +159,7 @@ fn evidence_around(
     forecast: Option<Forecast>,
     moment: &Moment<'_>,
 ) -> Vec<String> {
-    let row = process.rows.iter().find(|((on, _), _)| Some(*on) == device).map(|(_, row)| {
+    let row = device.and_then(|device| process.rows.get(&(device, process.instance(device)))).map(|row| {
         format!(
             "NVML's row went from {} {} to {} {}",
             size(row.first_used),
@@ -178,7 +178,8 @@ fn evidence_around(
         )
     });
     // What an allocator keeps for later and what a program forgot look alike to the driver.
-    let allocator = device.and_then(|device| Allocator::of(process, moment.ledger.total(device, None)));
+    let allocator =
+        device.and_then(|device| Allocator::of(process, moment.ledger.total(device, process.instance(device))));
     let allocator = allocator.map(|allocator| allocator.told().to_owned());
     [row, mapped, allocator, forecast.map(|forecast| forecast.told())].into_iter().flatten().collect()
 }

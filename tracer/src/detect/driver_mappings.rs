@@ -71,7 +71,7 @@ fn claim(process: &Process, rise: &Rise<'_>, bytes: u64, allocated: Option<u64>)
     if per_hour > 0 {
         let left_ns = u128::from(ALLOWED.saturating_sub(last.1)) * 3600 * u128::from(SECOND) / u128::from(per_hour);
         evidence.push(format!(
-            "at {per_hour} an hour it reaches the {ALLOWED} mappings that the kernel allows by default in {}",
+            "at {per_hour} an hour it reaches the {ALLOWED} mappings that the kernel allows by default in {} at the latest: its other mappings count as well",
             duration(u64::try_from(left_ns).unwrap_or(u64::MAX))
         ));
     }

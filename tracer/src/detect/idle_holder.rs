@@ -41,9 +41,14 @@ fn is_idle_name(comm: &str) -> bool {
     comm.to_ascii_lowercase().split(|letter: char| !letter.is_ascii_alphanumeric()).any(|word| word == "idle")
 }
 
-/// Whether a name is a notebook kernel's or server's.
-fn is_notebook(comm: &str) -> bool {
-    ["ipykernel", "jupyter", "colab-kernel"].iter().any(|name| comm.contains(name))
+/// Whether a name is a notebook kernel's.
+fn is_notebook_kernel(comm: &str) -> bool {
+    ["ipykernel", "colab-kernel"].iter().any(|name| comm.contains(name))
+}
+
+/// Whether a name is that of what starts notebooks' kernels.
+fn is_notebook_server(comm: &str) -> bool {
+    comm.contains("jupyter")
 }
 
 /// Since when it was found asleep each time it was looked at, three times at least.
@@ -123,13 +128,18 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
         if alone && series.and_then(|series| series.busy_ns).is_some_and(|busy| busy > since) {
             continue;
         }
-        // A kernel is named after its interpreter; it is the server that started it which tells.
-        let starter = process.parent.and_then(|parent| ledger.process(&parent)).map(|parent| parent.comm.as_str());
-        if let Some(name) = [Some(process.comm.as_str()), starter].into_iter().flatten().find(|name| is_notebook(name))
-        {
-            let by = if name == process.comm.as_str() { "by its name" } else { "started by" };
-            signs
-                .push(format!("a notebook's kernel ({by} {}), which lives on when its tab is closed", shown(name, 32)));
+        // A kernel is often named after its interpreter; then the server that started it tells.
+        let parent = process.parent.and_then(|parent| ledger.process(&parent));
+        if is_notebook_kernel(&process.comm) || is_notebook_server(&process.comm) {
+            signs.push(format!(
+                "{} belongs to a notebook, which lives on when its tab is closed",
+                shown(&process.comm, 32)
+            ));
+        } else if let Some(server) = parent.filter(|parent| is_notebook_server(&parent.comm)) {
+            signs.push(format!(
+                "{} started it: a notebook's kernel lives on when its tab is closed",
+                shown(&server.comm, 32)
+            ));
         }
         let stopped = if signs.is_empty() { stopped(process, device, silent) } else { None };
         if silent >= config.idle_silent_ns && asleep_since(process).is_some() {

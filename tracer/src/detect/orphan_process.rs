@@ -15,7 +15,8 @@
 //! Thresholds: 5 s after containers, jobs and ancestors (field reports: healthy trees end within
 //! a second or two), 35 s after pods (30 s is the default termination grace and deletion may be
 //! told first) and after the process was told to stop with its owner (SIGTERM, SIGINT), 20 s of
-//! silence where the owner ended with an error, 60 s where it ended cleanly.
+//! silence where the owner ended with an error, 60 s where it ended cleanly. Signals are known from
+//! recordings that have them; the live tracer does not see them yet.
 
 use super::{Detector, by_cost, device_name, process_name};
 use crate::engine::{Book, Claim, Moment};
@@ -30,6 +31,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const CATEGORY: Category = Category::OrphanProcess;
 const SIGHUP: i32 = 1;
 const SIGINT: i32 = 2;
+const SIGQUIT: i32 = 3;
+const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
 /// Programs that start others for people and are not what those belong to.
@@ -164,7 +167,7 @@ fn ended(process: &Process, death: Death) -> Ended {
         // A handler that turns a signal into a clean exit: what mattered is that it was told to stop.
         Cause::Exit { .. }
             if process.signal.is_some_and(|(sig, ns)| {
-                matches!(sig, 2 | 3 | 9 | 15) && ns.saturating_add(60 * SECOND) >= death.ns
+                matches!(sig, SIGINT | SIGQUIT | SIGKILL | SIGTERM) && ns.saturating_add(60 * SECOND) >= death.ns
             }) =>
         {
             Ended::Stopped
@@ -209,23 +212,20 @@ fn dead_owner(process: &Process, ledger: &Ledger) -> Option<(Identity, Text, Dea
 
 fn judge(process: &Process, moment: &Moment<'_>) -> Option<Case> {
     let (ledger, config, now) = (moment.ledger, moment.config, moment.now());
+    // Told to stop together with its owner, it may be saving its work: that long it is waited for.
+    let saves = |ended_ns: u64| {
+        process.signal.is_some_and(|(signal, ns)| {
+            (signal == SIGTERM || signal == SIGINT)
+                && ns <= ended_ns.saturating_add(config.owner_grace_ns)
+                && now < ns.saturating_add(config.pod_grace_ns)
+        })
+    };
     let owner = ledger.owner_end(process).filter(|end| {
         let grace = if end.kind == OwnerKind::Pod { config.pod_grace_ns } else { config.owner_grace_ns };
-        now >= end.ns.saturating_add(grace) && process.alive_ns > end.ns
+        now >= end.ns.saturating_add(grace) && process.alive_ns > end.ns && !saves(end.ns)
     });
-    let root =
-        dead_owner(process, ledger).filter(|(.., death, _)| now >= death.ns.saturating_add(config.owner_grace_ns));
-    // Told to stop together with its owner, it may be saving its work: that long it is waited for.
-    let ended_ns =
-        owner.as_ref().map(|end| end.ns).into_iter().chain(root.as_ref().map(|(.., death, _)| death.ns)).min()?;
-    let told = process.signal.is_some_and(|(signal, ns)| {
-        (signal == SIGTERM || signal == SIGINT)
-            && ns <= ended_ns.saturating_add(config.owner_grace_ns)
-            && now < ns.saturating_add(config.pod_grace_ns)
-    });
-    if told {
-        return None;
-    }
+    let root = dead_owner(process, ledger)
+        .filter(|(.., death, _)| now >= death.ns.saturating_add(config.owner_grace_ns) && !saves(death.ns));
     if let Some(end) = owner {
         let since_ns = root.as_ref().map_or(end.ns, |(.., death, _)| death.ns.min(end.ns));
         return Some(Case {

@@ -57,7 +57,7 @@ impl Rise<'_> {
         self.last().0.saturating_sub(self.first().0)
     }
 
-    /// Bytes an hour.
+    /// How much an hour.
     pub(super) fn per_hour(&self) -> u64 {
         (self.trend.slope * 3600.0 * SECOND as f64).max(0.0) as u64
     }

@@ -155,10 +155,17 @@ pub struct Refusal {
     pub ns: u64,
     /// How often.
     pub count: u64,
-    /// Bytes of the blocks that were to be released; of one that was refused again, again.
-    pub bytes: u64,
+    /// Blocks that were to be released and are still there, with their sizes.
+    blocks: BTreeMap<OpaqueId, u64>,
     /// Whether it is about pinned host memory.
     pub host: bool,
+}
+
+impl Refusal {
+    /// Bytes that were to be released and are still there.
+    pub fn bytes(&self) -> u64 {
+        self.blocks.values().fold(0, |sum, &size| sum.saturating_add(size))
+    }
 }
 
 /// An imported block.
@@ -182,6 +189,8 @@ const CONTEXTS: usize = 4096;
 const IMPORTS: usize = 65_536;
 /// Kinds of refusals kept for one process.
 const REFUSALS: usize = 16;
+/// Blocks kept for one kind of refusal.
+const REFUSED_BLOCKS: usize = 4096;
 /// Classes kept for one process; further ones share one entry that proves nothing.
 const CLASSES: usize = 512;
 
@@ -396,6 +405,9 @@ impl Books {
 
     fn remove(&mut self, key: &Key, ns: u64) {
         if let Some(gone) = self.live.remove(key) {
+            for refusal in self.refused_frees.iter_mut().filter(|refusal| refusal.host == (key.space == Space::Host)) {
+                refusal.blocks.remove(&key.handle);
+            }
             self.settle(&gone, ns);
         }
     }
@@ -466,21 +478,21 @@ impl Books {
     }
 
     pub(super) fn refused(&mut self, api: &Text, result: i32, ns: u64, space: Space, handle: &OpaqueId) {
-        let key = Key { space, handle: handle.clone() };
-        let bytes = self.live.get(&key).map_or(0, |allocation| allocation.size);
-        if let Some(known) = self.refused_frees.iter_mut().find(|known| known.api == *api && known.result == result) {
-            known.count = known.count.saturating_add(1);
-            known.bytes = known.bytes.saturating_add(bytes);
-            known.ns = ns;
-        } else if self.refused_frees.len() < REFUSALS {
-            self.refused_frees.push(Refusal {
-                api: api.clone(),
-                result,
-                ns,
-                count: 1,
-                bytes,
-                host: space == Space::Host,
-            });
+        let known = self.refused_frees.iter().position(|known| known.api == *api && known.result == result);
+        if known.is_none() {
+            if self.refused_frees.len() >= REFUSALS {
+                return;
+            }
+            let (api, host) = (api.clone(), space == Space::Host);
+            self.refused_frees.push(Refusal { api, result, ns, count: 0, blocks: BTreeMap::new(), host });
+        }
+        let index = known.unwrap_or(self.refused_frees.len() - 1);
+        let Some(refusal) = self.refused_frees.get_mut(index) else { return };
+        refusal.count = refusal.count.saturating_add(1);
+        refusal.ns = ns;
+        let block = self.live.get(&Key { space, handle: handle.clone() });
+        if let Some(block) = block.filter(|_| refusal.blocks.len() < REFUSED_BLOCKS) {
+            refusal.blocks.insert(handle.clone(), block.size);
         }
     }
 }

@@ -88,26 +88,24 @@ impl Ledger {
                 process.books.as_ref().is_some_and(|books| !books.contexts.is_empty() || books.bytes > 0)
                     || !process.rows.is_empty()
             });
+            let descends = self.descends(id, teardown.id);
             // Files opened by a process that is older than the dead one cannot be inherited from it.
-            let older = id.start_ns < born_ns && !self.descends(id, teardown.id);
+            let older = id.start_ns < born_ns;
             // Those of its own forebears are not those of a process it does not descend from.
-            let of_others = !self.descends(id, teardown.id) && self.inherited_files(id);
+            let of_others = || self.inherited_files(id);
             // The driver's files close at an exec: what another image has open it opened itself, even
             // if none of its calls has arrived yet. A descendant may have been handed the files.
-            let reopened = process.is_some_and(|process| matches!(process.image, Image::Executed { .. }))
-                && !self.descends(id, teardown.id);
+            let reopened = process.is_some_and(|process| matches!(process.image, Image::Executed { .. }));
             if known
                 || !alive
                 || own_use
-                || older
-                || of_others
-                || reopened
+                || !descends && (older || reopened || of_others())
                 || id == teardown.id
                 || self.is_observer(id, &holder.comm)
             {
                 continue;
             }
-            let proof = if self.descends(id, teardown.id) { Proof::LineageAndFiles } else { Proof::Files };
+            let proof = if descends { Proof::LineageAndFiles } else { Proof::Files };
             search.holders.push(Holder {
                 id,
                 comm: holder.comm.clone(),

@@ -11,7 +11,7 @@ pub(super) fn claims(process: &Process, books: &Books, moment: &Moment<'_>) -> V
     let mut claims = Vec::new();
     for refusal in books.refused_frees.iter().filter(|refusal| refusal.count >= 3) {
         let held = if refusal.host { books.host.bytes } else { books.bytes };
-        let bytes = refusal.bytes.min(held);
+        let bytes = refusal.bytes();
         if bytes < 16 * MIB {
             continue;
         }

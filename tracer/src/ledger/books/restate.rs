@@ -24,6 +24,7 @@ impl Books {
         self.spent = Vec::new();
         self.unlisted = BTreeMap::new();
         self.unlisted_host = 0;
+        self.refused_frees = Vec::new();
         for books in self.devices.values_mut() {
             books.cycles = Cycles::default();
             books.gap = Gap::default();
@@ -39,7 +40,6 @@ impl Books {
             context_ns: self.context_ns,
             peak: self.peak,
             failed_allocs: self.failed_allocs,
-            refused_frees: std::mem::take(&mut self.refused_frees),
             unknown_frees: self.unknown_frees,
             reused: self.reused,
             first_reused: self.first_reused.take(),
