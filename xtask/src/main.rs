@@ -47,7 +47,8 @@ enum Task {
         /// What; everything in turn if it is not given.
         target: Option<fuzz::Target>,
         /// How long, each.
-        #[arg(long, value_name = "N", default_value_t = 60)]
+        // The fuzzer takes 0 for "without end".
+        #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
     },
     /// Time the engine: records a second over a host day of 10,000,000, and memory.

@@ -59,7 +59,7 @@ pub(crate) fn setup(purpose: Purpose) -> anyhow::Result<()> {
     let complete = ebpf::Toolchain::find(&shell::tools()).is_some()
         && has("gcc")
         && tools.clone().all(Tool::is_installed)
-        && (purpose == Purpose::Build || python_is_current());
+        && (purpose == Purpose::Build || has("g++") && python_is_current());
     if complete {
         println!("Everything is set up.");
         return Ok(());

@@ -89,6 +89,7 @@ fn judge(process: &Process, moment: &Moment<'_>, _: &Book) -> Vec<Claim> {
         category: CATEGORY,
         key: key(process, device),
         subject: Subject {
+            gi: process.instance(device),
             pod: process.pod.clone(),
             container: process.container.clone(),
             ..Subject::process(process.id, &process.comm).on_device(Some(device))

@@ -140,6 +140,7 @@ fn on_device(process: &Process, books: &Books, device: u32, gap: &Gap, moment: &
         category: CATEGORY,
         key: format!("{}-gpu{device}", process.id),
         subject: Subject {
+            gi: process.instance(device),
             pod: process.pod.clone(),
             container: process.container.clone(),
             ..Subject::process(process.id, &process.comm).on_device(Some(device))
