@@ -7,6 +7,8 @@
 pub mod books;
 mod calls;
 pub mod checkpoint;
+pub mod classes;
+pub mod cycles;
 mod device;
 pub mod driver_maps;
 mod end_state;
@@ -20,7 +22,6 @@ pub mod process;
 pub mod series;
 mod sharing;
 mod teardown;
-pub mod trend;
 
 pub use device::{Device, Failing, Health, Sample};
 pub use holders::{Holder, Proof, Search};

@@ -5,6 +5,7 @@
 
 use crate::ledger::Process;
 use crate::ledger::books::Books;
+use crate::ledger::classes::Likeness;
 use crate::units::MIB;
 use tracer_ebpf::Family;
 
@@ -42,11 +43,14 @@ impl Allocator {
     }
 
     fn by_segments(books: &Books, total: Option<u64>) -> Option<Self> {
-        let classes = books.growing_classes(1);
+        let classes = books.by_size.with_survivors(1);
         let device: Vec<(u64, u64, Option<Family>)> = classes
             .iter()
             .filter(|(key, _)| !key.host)
-            .map(|(key, class)| (key.size, class.live, class.family))
+            .filter_map(|(key, class)| match key.likeness {
+                Likeness::Size { size, .. } => Some((size, class.live.count, class.family)),
+                _ => None,
+            })
             .collect();
         let of_family = |family| device.iter().filter(move |(_, _, of)| *of == Some(family));
         let bytes = |items: &mut dyn Iterator<Item = &(u64, u64, Option<Family>)>| {

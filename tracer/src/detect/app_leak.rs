@@ -1,9 +1,10 @@
 //! A process allocates, never gives back, and goes on.
 //!
 //! Evidence needed, one of:
-//! * survivors: many live allocations of one size (and call path, where known) that came one by
-//!   one, spread evenly over the time since the first, still coming, while the process's other
-//!   memory is balanced, which shows that it is past its start;
+//! * survivors: many live allocations that are alike (one size, one call path, or at least one
+//!   thread) that came one by one, spread evenly over the time since the first, still coming, while
+//!   the process's other memory is balanced, which shows that it is past its start; or fewer from
+//!   one call path that are ever larger;
 //! * floors: the lowest points between its work cycles (requests, or loads of a model that serves
 //!   many) rise from cycle to cycle, evenly or faster;
 //! * refusals: releases that the driver refused and whose memory is still there.
@@ -13,12 +14,15 @@
 //! that does not grow along. Withheld while events of the process are known to be lost.
 //!
 //! Thresholds: 20 survivors if the threads that allocated them are gone, 30 if they come from one
-//! call path (12 of a gibibyte and more, which fill a device before there are 30), else 40; over at least 8 s and 16 MiB; measured in balanced releases (at least 10),
-//! each quarter of the work must have brought a tenth of them, the second half 46%, the last
-//! quarter 70% of the first (an exponential warm-up fails this once it is a third full); growth must not have
-//! paused for four usual gaps of work. Blocks of 64 MiB and more must have come for ten minutes. 24 rising floors (4
-//! if each cycle gives back half of what was held, as unloading a model does, and keeps about as
-//! much or ever more), with the last third still rising.
+//! call path (12 of a gibibyte and more, which fill a device before there are 30), 40 of one size,
+//! 100 of one thread; over at least 8 s and 16 MiB, and ten minutes where they are of 64 MiB and
+//! more or of differing sizes; measured in balanced releases (at least 10), each quarter of the
+//! work must have brought a tenth of them, the second half 46% (and a third of the bytes), the
+//! last quarter 70% of the first (an exponential warm-up fails this once it is a third full);
+//! growth must not have paused for four usual gaps of work. 8 blocks that grow by half each, with
+//! gaps of work within a factor of four. 24 rising floors (4 if each cycle gives back half of what
+//! was held, as unloading a model does, and keeps about as much or ever more), with the last third
+//! still rising.
 
 mod floors;
 mod refusals;
@@ -32,7 +36,6 @@ use super::{Detector, process_name};
 use crate::engine::{Book, Claim, Moment, Sweep};
 use crate::finding::{Category, Severity, Subject};
 use crate::ledger::Process;
-use crate::ledger::trend::{Class, ClassKey};
 use crate::record::Identity;
 use crate::units::{GIB, SECOND, at, size};
 use std::collections::BTreeSet;
@@ -87,24 +90,7 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
     if books.unreliable_since_ns.is_some() || books.reused > 0 && !books.resynced {
         return claims;
     }
-    let growing = books.growing_classes(moment.config.leak_survivors.min(moment.config.leak_survivors_huge));
-    let leaks: Vec<(&ClassKey, &Class)> =
-        growing.into_iter().filter(|(key, class)| survivors::leaks(process, key, class, books, moment)).collect();
-    // Many kinds growing at once are a structure being built, not one thing forgotten: the
-    // largest stands for the incident.
-    let mut told = BTreeSet::new();
-    let mut ordered = leaks.clone();
-    ordered.sort_by_key(|(key, class)| (std::cmp::Reverse(class.live.saturating_mul(key.size)), *key));
-    for (key, class) in ordered {
-        if told.insert((key.device, key.host)) {
-            let others: Vec<_> = leaks
-                .iter()
-                .filter(|(other, _)| other.device == key.device && other.host == key.host && *other != key)
-                .copied()
-                .collect();
-            claims.push(survivors::claim(process, key, class, &others, moment));
-        }
-    }
+    claims.extend(survivors::claims(process, books, moment));
     // Where the framework says that its objects do not grow, its allocator is what grows.
     let fragmenting = book.has_open(Category::FragmentationGrowth);
     let fragments = |device: Option<u32>| {
@@ -115,7 +101,8 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
     };
     claims.retain(|claim| claim.subject.scope.as_deref() != Some("device") || !fragments(claim.subject.device));
     for (&device, on_device) in &books.devices {
-        if fragments(device) || told.contains(&(device, false)) {
+        let told = claim_key(process, device, false);
+        if fragments(device) || claims.iter().any(|claim| claim.key == told) {
             continue;
         }
         let cycles = &on_device.cycles;
@@ -184,11 +171,13 @@ fn evidence_around(
     [row, mapped, allocator, forecast.map(|forecast| forecast.told())].into_iter().flatten().collect()
 }
 
-fn scope_key(device: Option<u32>, host: bool) -> String {
+/// One claim for each process and kind of memory.
+fn claim_key(process: &Process, device: Option<u32>, host: bool) -> String {
+    let id = process.id;
     match (host, device) {
-        (true, _) => "host".to_owned(),
-        (false, Some(device)) => format!("gpu{device}"),
-        (false, None) => "gpu".to_owned(),
+        (true, _) => format!("{id}-host"),
+        (false, Some(device)) => format!("{id}-gpu{device}"),
+        (false, None) => format!("{id}-gpu"),
     }
 }
 
@@ -207,7 +196,7 @@ fn advice(process: &Process, threads_gone: bool) -> String {
     let fix = if threads_gone {
         "Reuse worker threads, or destroy library handles and workspaces before a thread ends"
     } else {
-        "Look for the place in the program that allocates this size and does not free it"
+        "Look for the place in the program that allocates this and does not free it"
     };
     format!(
         "{fix}. Until it is fixed, restart pid {} alone when its memory nears the device's limit; caches that are given back on demand (torch.cuda.empty_cache) do not help if this is no cache.",

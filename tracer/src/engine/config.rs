@@ -61,6 +61,10 @@ pub struct EngineConfig {
     pub leak_survivors: u64,
     /// Survivors needed where neither threads nor call paths tell them apart from a cache.
     pub leak_survivors_without_stack: u64,
+    /// Survivors needed where only their thread is known and neither size nor call path.
+    pub leak_survivors_of_thread: u64,
+    /// Blocks of one call path needed where each is larger than the one before by half or more.
+    pub leak_doublings: usize,
     /// Survivors of one call path needed where each has [`Self::leak_huge_bytes`] or more.
     pub leak_survivors_huge: u64,
     /// Blocks of which a device holds too few to wait for many.
@@ -141,6 +145,8 @@ impl Default for EngineConfig {
             churn_quiet_ns: 120 * SECOND,
             leak_survivors: 20,
             leak_survivors_without_stack: 40,
+            leak_survivors_of_thread: 100,
+            leak_doublings: 8,
             leak_survivors_huge: 12,
             leak_huge_bytes: GIB,
             leak_span_ns: 8 * SECOND,

@@ -10,14 +10,15 @@ pub(super) use contexts::ContextEnd;
 pub(super) use entry_points::{family_of, layer_of};
 pub use pools::{Pool, RecentPeak};
 
+use super::classes::{ClassKey, Classes, Joining, Likeness};
+use super::cycles::Cycles;
 use super::series::Series;
-use super::trend::{Class, ClassKey, Cycles};
 use crate::record::{OpaqueId, Text};
 use std::collections::BTreeMap;
 use tracer_ebpf::Family;
 
 /// Handles are chosen by the traced processes, so the hash is seeded.
-type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
+pub(super) type Map<K, V> = std::collections::HashMap<K, V, foldhash::fast::RandomState>;
 
 /// A handle in its number space: device pointers, host pointers and VMM handles are numbered apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -59,8 +60,9 @@ pub(super) struct Allocation {
     pub(super) layer: Layer,
     /// Serial number of its context, or of its pool; 0 where neither owns it or it is not known.
     pub(super) owner: u32,
-    /// Index of its class.
-    class: u32,
+    /// Its class among those of its size, and among those of its origin.
+    size_class: u32,
+    origin_class: u32,
     /// Handle references and mappings that keep a VMM block.
     refs: u32,
     maps: u32,
@@ -96,13 +98,13 @@ pub struct Balance {
 }
 
 impl Balance {
-    fn add(&mut self, bytes: u64) {
+    pub(super) fn add(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_add(bytes);
         self.count = self.count.saturating_add(1);
         self.peak = self.peak.max(self.bytes);
     }
 
-    fn sub(&mut self, bytes: u64) {
+    pub(super) fn sub(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         self.count = self.count.saturating_sub(1);
     }
@@ -191,8 +193,6 @@ const IMPORTS: usize = 65_536;
 const REFUSALS: usize = 16;
 /// Blocks kept for one kind of refusal.
 const REFUSED_BLOCKS: usize = 4096;
-/// Classes kept for one process; further ones share one entry that proves nothing.
-const CLASSES: usize = 512;
 
 /// One process's GPU memory.
 #[derive(Clone, Debug, Default)]
@@ -239,9 +239,10 @@ pub struct Books {
     pub modules_unloaded: u64,
     /// Imports by pointer.
     pub imports: BTreeMap<OpaqueId, Import>,
-    classes: Vec<(Option<ClassKey>, Class)>,
-    class_index: Map<ClassKey, u32>,
-    spent: Vec<u32>,
+    /// Allocations by size and call path.
+    pub by_size: Classes,
+    /// Allocations of any size by call path or, where it is not known, by thread.
+    pub by_origin: Classes,
     live: Map<Key, Allocation>,
     maps: BTreeMap<OpaqueId, Mapping>,
     /// Bytes of a resync that no listed allocation explains.
@@ -281,20 +282,7 @@ pub(super) struct New<'a> {
 
 impl Books {
     pub(super) fn new(ns: u64) -> Self {
-        // Class 0 is the one that further classes share.
-        Self { first_ns: ns, classes: vec![(None, Class::default())], ..Self::default() }
-    }
-
-    /// Classes of allocations that grew, in a stable order.
-    pub fn growing_classes(&self, at_least: u64) -> Vec<(&ClassKey, &Class)> {
-        let mut found: Vec<_> = self
-            .classes
-            .iter()
-            .filter_map(|(key, class)| key.as_ref().map(|key| (key, class)))
-            .filter(|(_, class)| class.live >= at_least)
-            .collect();
-        found.sort_by(|a, b| a.0.cmp(b.0));
-        found
+        Self { first_ns: ns, ..Self::default() }
     }
 
     /// A sample told what NVML bills on a device.
@@ -359,18 +347,12 @@ impl Books {
             Family::Vmm => 0,
             _ => self.context_of(new.ctx, new.device),
         };
-        let class = self.class_of(new.size, new.stack, new.device, host);
         if host {
             self.host.add(new.size);
         } else {
             self.add_device(new.device, new.family, new.size, new.ns);
         }
-        let frees = self.frees;
-        let bytes = if host { self.host.bytes } else { self.bytes };
-        if let Some((_, class)) = self.classes.get_mut(class as usize) {
-            class.family.get_or_insert(new.family);
-            class.allocated(new.ns, new.tid, frees, bytes);
-        }
+        let (size_class, origin_class) = self.classify(new, host);
         self.live.insert(
             key,
             Allocation {
@@ -380,7 +362,8 @@ impl Books {
                 family: new.family,
                 layer: new.layer,
                 owner,
-                class,
+                size_class,
+                origin_class,
                 refs: 1,
                 maps: 0,
             },
@@ -413,16 +396,8 @@ impl Books {
     }
 
     fn settle(&mut self, gone: &Allocation, ns: u64) {
-        if let Some((_, class)) = self.classes.get_mut(gone.class as usize) {
-            class.freed();
-            if class.is_spent() && gone.class != 0 {
-                self.spent.push(gone.class);
-                if self.spent.len() > 2 * CLASSES {
-                    self.spent.sort_unstable();
-                    self.spent.dedup();
-                }
-            }
-        }
+        self.by_size.left(gone.size_class, gone.size);
+        self.by_origin.left(gone.origin_class, gone.size);
         if gone.family == Family::Host {
             self.host.sub(gone.size);
             return;
@@ -446,35 +421,24 @@ impl Books {
         device.cycles.moved(ns, device.owned.bytes.saturating_add(device.managed.bytes));
     }
 
-    fn class_of(&mut self, size: u64, stack: Option<&OpaqueId>, device: Option<u32>, host: bool) -> u32 {
-        let key = ClassKey { size, stack: stack.cloned(), device: if host { None } else { device }, host };
-        if let Some(&index) = self.class_index.get(&key) {
-            return index;
-        }
-        let index = if self.classes.len() < CLASSES {
-            self.classes.push((None, Class::default()));
-            self.classes.len() - 1
-        } else {
-            loop {
-                let Some(index) = self.spent.pop() else {
-                    return 0;
-                };
-                let index = index as usize;
-                let Some((old, class)) = self.classes.get_mut(index).filter(|(_, class)| class.is_spent()) else {
-                    continue;
-                };
-                *class = Class::default();
-                if let Some(old) = old.take() {
-                    self.class_index.remove(&old);
-                    break index;
-                }
-            }
+    fn classify(&mut self, new: &New<'_>, host: bool) -> (u32, u32) {
+        let device = if host { None } else { new.device };
+        let key = |likeness| ClassKey { likeness, device, host };
+        let by_size = key(Likeness::Size { size: new.size, stack: new.stack.cloned() });
+        // Exact books after a loss name neither path nor thread.
+        let by_origin = match new.stack {
+            Some(stack) => Some(key(Likeness::Path(stack.clone()))),
+            None => (new.tid != 0).then(|| key(Likeness::Thread(new.tid))),
         };
-        if let Some((slot, _)) = self.classes.get_mut(index) {
-            *slot = Some(key.clone());
-        }
-        self.class_index.insert(key, index as u32);
-        index as u32
+        let joining = Joining {
+            ns: new.ns,
+            tid: new.tid,
+            family: new.family,
+            size: new.size,
+            frees: self.frees,
+            bytes: if host { self.host.bytes } else { self.bytes },
+        };
+        (self.by_size.joined(Some(by_size), joining), self.by_origin.joined(by_origin, joining))
     }
 
     pub(super) fn refused(&mut self, api: &Text, result: i32, ns: u64, space: Space, handle: &OpaqueId) {

@@ -1,11 +1,11 @@
 //! Floors: the lowest points between work cycles rise from cycle to cycle.
 
-use super::{advice, evidence_around, keeps_its_pace, process_name, scope_key, severity, subject};
+use super::{advice, claim_key, evidence_around, keeps_its_pace, process_name, severity, subject};
 use crate::detect::forecast::Forecast;
 use crate::engine::{Claim, EngineConfig, Moment};
 use crate::finding::Confidence;
 use crate::ledger::Process;
-use crate::ledger::trend::Floor;
+use crate::ledger::cycles::Floor;
 use crate::units::{at, duration, size};
 
 /// A rise of the floors.
@@ -89,7 +89,7 @@ pub(super) fn claim(process: &Process, device: Option<u32>, rise: &Rise, moment:
     let confidence = if rise.floors >= 2 * moment.config.leak_floors { Confidence::High } else { Confidence::Medium };
     Claim {
         category: super::CATEGORY,
-        key: format!("{}-{}", process.id, scope_key(device, false)),
+        key: claim_key(process, device, false),
         subject: subject(process, device, false),
         severity: severity(rise.gained, forecast),
         confidence,
@@ -108,7 +108,7 @@ pub(super) fn claim(process: &Process, device: Option<u32>, rise: &Rise, moment:
 mod tests {
     use super::rising;
     use crate::engine::EngineConfig;
-    use crate::ledger::trend::Floor;
+    use crate::ledger::cycles::Floor;
     use crate::units::{MIB, SECOND};
 
     fn floors(values: &[u64], swing: u64) -> Vec<Floor> {

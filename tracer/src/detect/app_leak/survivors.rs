@@ -1,22 +1,87 @@
-//! Survivors: allocations of one kind that are never given back.
+//! Survivors: allocations that are alike and are never given back.
 
-use super::{advice, evidence_around, follows, keeps_its_pace, process_name, scope_key, severity, subject};
+use super::{advice, claim_key, evidence_around, follows, keeps_its_pace, process_name, severity, subject};
 use crate::detect::forecast::Forecast;
 use crate::engine::{Claim, EngineConfig, Moment};
 use crate::finding::Confidence;
 use crate::ledger::Process;
 use crate::ledger::books::Books;
-use crate::ledger::trend::{Class, ClassKey};
+use crate::ledger::classes::{Class, ClassKey, Likeness, Mark};
 use crate::units::{SECOND, clock, duration, shown, size};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// How a class grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    /// As many survivors for as much work.
+    Even,
+    /// Ever larger ones, for as much work each.
+    Doubling,
+}
+
+/// A class that grows as a leak does.
+struct Growth<'a> {
+    key: &'a ClassKey,
+    class: &'a Class,
+    pace: Pace,
+    /// Bytes it gained while it was watched.
+    gained: u64,
+    /// Bytes the process gained meanwhile.
+    process_gained: u64,
+}
+
+/// One claim for each device and for pinned memory.
+pub(super) fn claims(process: &Process, books: &Books, moment: &Moment<'_>) -> Vec<Claim> {
+    let config = moment.config;
+    let by_size = books.by_size.with_survivors(config.leak_survivors.min(config.leak_survivors_huge));
+    let by_origin = books.by_origin.with_survivors(config.leak_doublings as u64);
+    let mut scopes: BTreeMap<_, [Vec<Growth<'_>>; 2]> = BTreeMap::new();
+    for (sort, classes) in [by_size, by_origin].into_iter().enumerate() {
+        for (key, class) in classes {
+            if let Some(growth) = growth(process, key, class, books, moment) {
+                scopes.entry((key.device, key.host)).or_default()[sort].push(growth);
+            }
+        }
+    }
+    let mut claims = Vec::new();
+    for sorts in scopes.into_values() {
+        let [by_size, by_origin] = sorts.map(most_of_it);
+        // The size says more than the call path alone, unless it tells less than half of the story.
+        let told = match (by_size.first(), by_origin.first()) {
+            (Some(size), Some(origin)) if size.class.live.bytes < origin.class.live.bytes / 2 => by_origin,
+            (Some(_), _) => by_size,
+            _ => by_origin,
+        };
+        if let Some((first, others)) = told.split_first() {
+            claims.push(claim(process, first, others, moment));
+        }
+    }
+    claims
+}
+
+/// Largest first, if together they are most of what the process gained. Many kinds that grow at
+/// once are one incident: the largest stands for it.
+fn most_of_it(mut growths: Vec<Growth<'_>>) -> Vec<Growth<'_>> {
+    growths.sort_by_key(|growth| (Reverse(growth.class.live.bytes), growth.key));
+    let gained = growths.iter().fold(0_u64, |sum, growth| sum.saturating_add(growth.gained));
+    match growths.first() {
+        Some(first) if gained.saturating_mul(2) >= first.process_gained => growths,
+        _ => Vec::new(),
+    }
+}
 
 /// Survivors needed: what an exited thread left behind nobody will free; what one call path keeps
-/// may be a cache; one size alone may be two places in the program.
+/// may be a cache; one size alone may be two places in the program, one thread alone all of it.
 fn needed(process: &Process, key: &ClassKey, class: &Class, config: &EngineConfig) -> u64 {
-    match (threads_gone(process, class), &key.stack) {
-        (true, _) => config.leak_survivors,
-        (false, Some(_)) if key.size >= config.leak_huge_bytes => config.leak_survivors_huge,
-        (false, Some(_)) => config.leak_survivors.midpoint(config.leak_survivors_without_stack),
-        (false, None) => config.leak_survivors_without_stack,
+    match &key.likeness {
+        _ if threads_gone(process, class) => config.leak_survivors,
+        Likeness::Size { size, stack: Some(_) } if *size >= config.leak_huge_bytes => config.leak_survivors_huge,
+        Likeness::Size { stack: Some(_), .. } | Likeness::Path(_) => {
+            config.leak_survivors.midpoint(config.leak_survivors_without_stack)
+        }
+        Likeness::Size { stack: None, .. } => config.leak_survivors_without_stack,
+        Likeness::Thread(_) => config.leak_survivors_of_thread,
     }
 }
 
@@ -30,84 +95,148 @@ fn threads_gone(process: &Process, class: &Class) -> bool {
     dead > 0 && dead * 10 >= class.threads.len() * 8
 }
 
-pub(super) fn leaks(process: &Process, key: &ClassKey, class: &Class, books: &Books, moment: &Moment<'_>) -> bool {
+/// Growth must have gone on for this long. A model is loaded within minutes, from one call path in
+/// blocks of many sizes, or in large ones of one size.
+fn needed_span_ns(process: &Process, key: &ClassKey, class: &Class, config: &EngineConfig) -> u64 {
+    let shards = match key.likeness {
+        Likeness::Size { size, .. } => size >= config.leak_shard_bytes && !threads_gone(process, class),
+        Likeness::Path(_) | Likeness::Thread(_) => true,
+    };
+    if shards { config.leak_span_ns.max(config.leak_shard_span_ns) } else { config.leak_span_ns }
+}
+
+fn growth<'a>(
+    process: &Process,
+    key: &'a ClassKey,
+    class: &'a Class,
+    books: &Books,
+    moment: &Moment<'_>,
+) -> Option<Growth<'a>> {
     let config = moment.config;
-    let (Some(first), Some(last)) = (class.marks.first(), class.marks.last()) else { return false };
+    let (first, last) = (class.marks.first()?, class.marks.last()?);
     let span = last.ns.saturating_sub(first.ns);
-    let bytes = class.live.saturating_mul(key.size);
-    if class.live < needed(process, key, class, config) || span < config.leak_span_ns || bytes < config.leak_bytes {
-        return false;
-    }
-    // Large blocks one after the other are how a model is loaded, which takes minutes at most.
-    if key.size >= config.leak_shard_bytes && span < config.leak_shard_span_ns && !threads_gone(process, class) {
-        return false;
+    if span < needed_span_ns(process, key, class, config) || class.live.bytes < config.leak_bytes {
+        return None;
     }
     // Given back in part: a pool that breathes.
-    if class.live.saturating_mul(10) < class.most.saturating_mul(9) {
-        return false;
+    let breathes = class.live.count.saturating_mul(10) < class.most.saturating_mul(9)
+        || class.live.bytes < class.live.peak / 10 * 9;
+    if breathes {
+        return None;
     }
     // The process is at work: its other memory comes and goes. That work is the clock of the
     // growth, so that a leak in a service with busy and quiet hours is even, and a start is not.
-    let gained = last.live.saturating_sub(first.live);
+    let survivors = last.live.saturating_sub(first.live);
     let work = last.frees.saturating_sub(first.frees);
-    if work < config.leak_balanced_frees.max(gained / 4) {
-        return false;
+    if work < config.leak_balanced_frees.max(survivors / 4) {
+        return None;
     }
     // Still growing while it works.
     let usual = work / (class.marks.len() as u64 - 1).max(1);
     if books.frees.saturating_sub(last.frees) > config.leak_balanced_frees.max(usual.saturating_mul(4)) {
-        return false;
+        return None;
     }
-    // Evenly: a load comes in a burst, a warm-up slows down.
-    let mut quarters = [0_u64; 4];
-    for pair in class.marks.windows(2) {
-        let [from, to] = pair else { continue };
-        let middle = from.frees.midpoint(to.frees).saturating_sub(first.frees);
-        let quarter = (u128::from(middle) * 4 / u128::from(work)).min(3) as usize;
-        if let Some(live) = quarters.get_mut(quarter) {
-            *live += to.live.saturating_sub(from.live);
-        }
-    }
-    let even = quarters.iter().all(|&quarter| quarter.saturating_mul(10) >= gained) && keeps_its_pace(quarters);
-    // Most of the process's growth is this.
-    let grown = last.bytes.saturating_sub(first.bytes);
-    let share = gained.saturating_mul(key.size).saturating_mul(2) >= grown;
-    even && share && (key.host || follows(process, key.device, gained.saturating_mul(key.size), moment))
+    let pace = if class.live.count >= needed(process, key, class, config) && is_even(&class.marks) {
+        Pace::Even
+    } else if matches!(key.likeness, Likeness::Path(_)) && doubles(&class.marks, config) {
+        Pace::Doubling
+    } else {
+        return None;
+    };
+    let gained = last.held.saturating_sub(first.held);
+    let process_gained = last.bytes.saturating_sub(first.bytes);
+    (key.host || follows(process, key.device, gained, moment)).then_some(Growth {
+        key,
+        class,
+        pace,
+        gained,
+        process_gained,
+    })
 }
 
-pub(super) fn claim(
-    process: &Process,
-    key: &ClassKey,
-    class: &Class,
-    others: &[(&ClassKey, &Class)],
-    moment: &Moment<'_>,
-) -> Claim {
-    let bytes = class.live.saturating_mul(key.size);
+/// Whether the survivors came evenly for the work done: a load comes in a burst, a warm-up slows
+/// down. What they hold may vary with their sizes, but may not run dry.
+fn is_even(marks: &[Mark]) -> bool {
+    let (Some(first), Some(last)) = (marks.first(), marks.last()) else { return false };
+    let work = u128::from(last.frees.saturating_sub(first.frees)).max(1);
+    let (mut survivors, mut bytes) = ([0_u64; 4], [0_u64; 4]);
+    for pair in marks.windows(2) {
+        let [from, to] = pair else { continue };
+        let middle = from.frees.midpoint(to.frees).saturating_sub(first.frees);
+        let quarter = (u128::from(middle) * 4 / work).min(3) as usize;
+        survivors[quarter] = survivors[quarter].saturating_add(to.live.saturating_sub(from.live));
+        bytes[quarter] = bytes[quarter].saturating_add(to.held.saturating_sub(from.held));
+    }
+    let gained = last.live.saturating_sub(first.live);
+    let held = last.held.saturating_sub(first.held);
+    survivors.iter().all(|&quarter| quarter.saturating_mul(10) >= gained)
+        && keeps_its_pace(survivors)
+        && bytes[2].saturating_add(bytes[3]) >= held / 3
+}
+
+/// Whether each of the last blocks is larger than the one before by half or more, and came after as
+/// much work, within a factor of four. An arena that doubles is extended when it is full, so that
+/// its steps come ever later, unless what it is asked for doubles too.
+fn doubles(marks: &[Mark], config: &EngineConfig) -> bool {
+    let Some(from) = marks.len().checked_sub(config.leak_doublings) else { return false };
+    let steps: Vec<(u64, u64, u64)> = marks[from..]
+        .windows(2)
+        .map(|pair| {
+            let [before, after] = [pair[0], pair[1]];
+            (after.live - before.live, after.held.saturating_sub(before.held), after.frees - before.frees)
+        })
+        .collect();
+    let one_by_one = steps.iter().all(|&(survivors, ..)| survivors == 1);
+    let larger = steps.windows(2).all(|pair| pair[1].1 >= pair[0].1.saturating_add(pair[0].1 / 2));
+    let least = steps.iter().map(|&(.., work)| work).min().unwrap_or(0);
+    let most = steps.iter().map(|&(.., work)| work).max().unwrap_or(u64::MAX);
+    one_by_one && larger && least >= config.leak_balanced_frees && most <= least.saturating_mul(4)
+}
+
+fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: &Moment<'_>) -> Claim {
+    let Growth { key, class, pace, .. } = growth;
+    let (count, bytes) = (class.live.count, class.live.bytes);
     let span = class.last_ns.saturating_sub(class.first_ns);
     let threads_gone = threads_gone(process, class);
-    let long = span >= 600 * SECOND && class.live >= 100 && (threads_gone || key.stack.is_some());
-    let confidence = if long { Confidence::High } else { Confidence::Medium };
-    let forecast = Forecast::of(moment, process, key.device.filter(|_| !key.host), bytes, span);
+    let stack = match &key.likeness {
+        Likeness::Size { stack, .. } => stack.as_ref(),
+        Likeness::Path(stack) => Some(stack),
+        Likeness::Thread(_) => None,
+    };
+    let long = span >= 600 * SECOND && count >= 100 && (threads_gone || stack.is_some());
+    let confidence = match key.likeness {
+        Likeness::Thread(_) => Confidence::Low,
+        _ if long => Confidence::High,
+        _ => Confidence::Medium,
+    };
+    let device = key.device.filter(|_| !key.host);
+    let forecast = Forecast::of(moment, process, device, bytes, span);
     let name = process_name(process.id.tgid, &process.comm);
     let kind = if key.host { "pinned host memory" } else { "GPU memory" };
-    let per_hour = bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
     let mut evidence = vec![
         format!(
-            "{} survivors of size {} bytes ({}), {} ({bytes} bytes) in all, allocated one by one from {} to {}",
-            class.live,
-            key.size,
-            size(key.size),
+            "{}, {} ({bytes} bytes) in all, allocated one by one from {} to {}",
+            survivors_of(growth),
             size(bytes),
             clock(class.first_ns),
             clock(class.last_ns)
         ),
         format!("of {} such allocations {} were ever given back", class.allocs, class.frees),
-        format!(
-            "evenly spread over {}: one every {}, about {} an hour",
-            duration(span),
-            duration(span / class.live.max(1)),
-            size(per_hour as u64)
-        ),
+        match pace {
+            Pace::Even => {
+                let per_hour = bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
+                format!(
+                    "evenly spread over {}: one every {}, about {} an hour",
+                    duration(span),
+                    duration(span / count.max(1)),
+                    size(per_hour as u64)
+                )
+            }
+            Pace::Doubling => format!(
+                "each larger than the one before by half or more, one every {}, after as much work each",
+                duration(span / count.max(1))
+            ),
+        },
     ];
     let frees = class
         .marks
@@ -115,11 +244,13 @@ pub(super) fn claim(
         .map_or(0, |mark| mark.frees)
         .saturating_sub(class.marks.first().map_or(0, |mark| mark.frees));
     evidence.push(format!("meanwhile its other memory was balanced: {frees} releases, so it is past its start"));
-    if let Some(stack) = &key.stack {
-        evidence.push(format!("all from one call path: stack {}", shown(&stack.to_string(), 64)));
-    } else {
-        evidence.push("call paths are not known, so one size stands for one place in the program".to_owned());
-    }
+    evidence.push(match (stack, &key.likeness) {
+        (Some(stack), _) => format!("all from one call path: stack {}", shown(&stack.to_string(), 64)),
+        (None, Likeness::Thread(tid)) => {
+            format!("call paths are not known, so all that thread {tid} allocates is taken together")
+        }
+        (None, _) => "call paths are not known, so one size stands for one place in the program".to_owned(),
+    });
     if threads_gone {
         evidence.push(format!(
             "the allocating threads exited ({} of the {} last looked at); nothing in them can release it",
@@ -127,24 +258,73 @@ pub(super) fn claim(
             class.threads.len()
         ));
     }
-    for (key, class) in others.iter().take(4) {
-        evidence.push(format!("also {} survivors of size {} bytes", class.live, key.size));
-    }
-    evidence.extend(evidence_around(process, key.device.filter(|_| !key.host), forecast, moment));
+    evidence.extend(others.iter().take(4).map(|other| format!("also {}", survivors_of(other))));
+    evidence.extend(evidence_around(process, device, forecast, moment));
+    let blocks = match key.likeness {
+        Likeness::Size { size: each, .. } => format!("blocks of {}", size(each)),
+        Likeness::Path(_) | Likeness::Thread(_) => "blocks of differing sizes".to_owned(),
+    };
     Claim {
         category: super::CATEGORY,
-        key: format!("{}-{}", process.id, scope_key(key.device, key.host)),
+        key: claim_key(process, key.device, key.host),
         subject: subject(process, key.device, key.host),
         severity: severity(bytes, forecast),
         confidence,
         bytes: Some(bytes),
-        summary: format!(
-            "{name} keeps {} of {kind} in {} blocks of {} and goes on taking more",
-            size(bytes),
-            class.live,
-            size(key.size)
-        ),
+        summary: format!("{name} keeps {} of {kind} in {count} {blocks} and goes on taking more", size(bytes)),
         evidence,
         advice: advice(process, threads_gone),
+    }
+}
+
+fn survivors_of(growth: &Growth<'_>) -> String {
+    let live = &growth.class.live;
+    match growth.key.likeness {
+        Likeness::Size { size: each, .. } => {
+            format!("{} survivors of size {each} bytes ({})", live.count, size(each))
+        }
+        Likeness::Path(_) | Likeness::Thread(_) => {
+            format!("{} survivors of differing sizes, {} on average", live.count, size(live.bytes / live.count.max(1)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Mark, doubles, is_even};
+    use crate::engine::EngineConfig;
+
+    /// Marks of blocks that came one by one: the work before each, and its size.
+    fn marks(blocks: impl IntoIterator<Item = (u64, u64)>) -> Vec<Mark> {
+        let (mut frees, mut held) = (0, 0);
+        let mark = |(live, (work, size))| {
+            frees += work;
+            held += size;
+            Mark { ns: frees, live, held, frees, bytes: held }
+        };
+        (1..).zip(blocks).map(mark).collect()
+    }
+
+    #[test]
+    fn blocks_of_differing_sizes_are_even_by_number() {
+        assert!(is_even(&marks((0..60).map(|block| (10, 1 + block * 37 % 19)))), "any sizes");
+        assert!(is_even(&marks((0..60).map(|block| (10, 1 + block)))), "larger and larger");
+        assert!(!is_even(&marks((0..60).map(|block| (10 + block, 10)))), "ever more seldom");
+        assert!(!is_even(&marks((0..60).map(|block| (10, 1 << (15 - block / 4))))), "ever smaller");
+        assert!(!is_even(&marks((0..60).map(|block| (if block < 50 { 0 } else { 40 }, 10)))), "a burst");
+    }
+
+    #[test]
+    fn blocks_that_double_for_as_much_work_are_no_arena() {
+        let config = EngineConfig::default();
+        let doubling = |works: [u64; 10]| {
+            doubles(&marks((0..).map(|block| 64 << block).zip(works).map(|(size, work)| (work, size))), &config)
+        };
+        assert!(doubling([40; 10]));
+        assert!(doubling([40, 20, 60, 40, 30, 20, 70, 40, 20, 60]), "uneven requests");
+        assert!(!doubling([10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5120]), "an arena for even demand");
+        assert!(!doubling([0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), "a load");
+        assert!(!doubles(&marks([(40, 64); 10]), &config), "no larger");
+        assert!(!doubles(&marks([(40, 64), (40, 128), (40, 256)]), &config), "too few");
     }
 }

@@ -1,7 +1,7 @@
 //! Books that are replaced as a whole: by an exec, by death, by exact ones after a loss.
 
 use super::entry_points::family_of;
-use super::{Books, Cycles, Gap, Key, Layer, Map, New, Pool, Space};
+use super::{Books, Classes, Cycles, Gap, Key, Layer, Map, New, Pool, Space};
 use crate::record::{DeviceBalance, LiveEntry};
 use std::collections::BTreeMap;
 
@@ -19,9 +19,8 @@ impl Books {
         self.maps = BTreeMap::new();
         self.imports = BTreeMap::new();
         self.pools = Vec::new();
-        self.classes = Vec::new();
-        self.class_index = Map::default();
-        self.spent = Vec::new();
+        self.by_size = Classes::default();
+        self.by_origin = Classes::default();
         self.unlisted = BTreeMap::new();
         self.unlisted_host = 0;
         self.refused_frees = Vec::new();
