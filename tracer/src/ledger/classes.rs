@@ -235,8 +235,8 @@ mod tests {
         Joining { ns, tid: 7, family: Family::Device, size: 10, frees: 0, bytes: 0 }
     }
 
-    fn key(size: u64) -> Option<ClassKey> {
-        Some(ClassKey { likeness: Likeness::Size { size, stack: None }, device: Some(0), host: false })
+    fn key(size: u64) -> ClassKey {
+        ClassKey { likeness: Likeness::Size { size, stack: None }, device: Some(0), host: false }
     }
 
     #[test]
@@ -266,13 +266,13 @@ mod tests {
     #[test]
     fn a_spent_class_makes_room_and_what_finds_none_proves_nothing() {
         let mut classes = Classes::default();
-        let first = classes.joined(key(1), new(1));
+        let first = classes.joined(Some(key(1)), new(1));
         for size in 2..512 {
-            classes.joined(key(size), new(1));
+            classes.joined(Some(key(size)), new(1));
         }
-        assert_eq!(classes.joined(key(600), new(1)), super::SHARED, "all have survivors");
+        assert_eq!(classes.joined(Some(key(600)), new(1)), super::SHARED, "all have survivors");
         classes.left(first, 10);
-        assert_eq!(classes.joined(key(601), new(1)), first);
+        assert_eq!(classes.joined(Some(key(601)), new(1)), first);
         assert_eq!(classes.with_survivors(1).len(), 511);
         assert_eq!(classes.joined(None, new(1)), super::SHARED);
     }
