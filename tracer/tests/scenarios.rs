@@ -3,12 +3,13 @@
 mod corpus;
 
 use vramtrace::engine::EngineConfig;
+use vramtrace::finding::Category;
 use vramtrace::{replay, sink};
 
 #[test]
 fn every_scenario_gets_the_verdict_it_expects() {
     let cases = corpus::all();
-    assert!(cases.len() >= 69, "scenario files are missing: {}", cases.len());
+    assert!(cases.len() >= 110, "scenario files are missing: {}", cases.len());
     let mut wrong = Vec::new();
     for case in &cases {
         let report = replay::replay(&case.path, EngineConfig::default()).unwrap();
@@ -28,6 +29,19 @@ fn the_same_file_gives_the_same_bytes() {
             (sink::json::report(&report).unwrap(), sink::text::report(&report))
         };
         assert_eq!(run(), run(), "{}", case.id);
+    }
+}
+
+/// A verdict that closes and opens again with every other sample is an alarm nobody listens to.
+#[test]
+fn growth_that_goes_on_is_told_of_once() {
+    for case in corpus::all() {
+        let report = replay::replay(&case.path, EngineConfig::default()).unwrap();
+        let mut told = std::collections::BTreeMap::new();
+        for finding in report.findings.iter().filter(|finding| finding.category == Category::AppLeak) {
+            *told.entry(&finding.id).or_insert(0) += 1;
+        }
+        assert!(told.values().all(|&times| times == 1), "{}: {told:?}", case.id);
     }
 }
 

@@ -25,6 +25,7 @@
 //! still rising.
 
 mod floors;
+mod origins;
 mod refusals;
 mod survivors;
 
@@ -90,7 +91,7 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
     if books.unreliable_since_ns.is_some() || books.reused > 0 && !books.resynced {
         return claims;
     }
-    claims.extend(survivors::claims(process, books, moment));
+    claims.extend(survivors::claims(process, books, moment, book));
     // Where the framework says that its objects do not grow, its allocator is what grows.
     let fragmenting = book.has_open(Category::FragmentationGrowth);
     let fragments = |device: Option<u32>| {
@@ -105,14 +106,11 @@ fn judge(process: &Process, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
         if fragments(device) || claims.iter().any(|claim| claim.key == told) {
             continue;
         }
-        let cycles = &on_device.cycles;
-        let rise =
-            [&cycles.short, &cycles.long].into_iter().find_map(|floors| floors::rising(&floors.kept, moment.config));
-        if let Some(rise) = rise
-            && follows(process, device, rise.gained, moment)
-            && moment.now().saturating_sub(rise.last_ns) <= PAUSE_NS.max(rise.gap_ns.saturating_mul(4))
+        let was_told = book.is_open(CATEGORY, &told);
+        if let Some(rise) = floors::rise(&on_device.cycles, was_told, moment)
+            && (was_told || follows(process, device, rise.gained, moment))
         {
-            claims.push(floors::claim(process, device, &rise, moment));
+            claims.push(floors::claim(process, books, device, &rise, moment));
         }
     }
     claims

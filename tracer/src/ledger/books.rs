@@ -144,6 +144,11 @@ impl DeviceBooks {
     pub fn bytes(&self) -> u64 {
         self.owned.bytes.saturating_add(self.managed.bytes)
     }
+
+    fn moved(&mut self, ns: u64) {
+        self.last_ns = ns;
+        self.cycles.moved(ns, self.bytes(), self.owned.count.saturating_add(self.managed.count));
+    }
 }
 
 /// A call that was refused, as it is remembered.
@@ -408,8 +413,7 @@ impl Books {
         self.bytes = self.bytes.saturating_sub(gone.size);
         let device = self.devices.entry(gone.device).or_default();
         if gone.family == Family::Managed { &mut device.managed } else { &mut device.owned }.sub(gone.size);
-        device.last_ns = ns;
-        device.cycles.moved(ns, device.owned.bytes.saturating_add(device.managed.bytes));
+        device.moved(ns);
     }
 
     fn add_device(&mut self, device: Option<u32>, family: Family, size: u64, ns: u64) {
@@ -417,8 +421,7 @@ impl Books {
         self.peak = self.peak.max(self.bytes);
         let device = self.devices.entry(device).or_default();
         if family == Family::Managed { &mut device.managed } else { &mut device.owned }.add(size);
-        device.last_ns = ns;
-        device.cycles.moved(ns, device.owned.bytes.saturating_add(device.managed.bytes));
+        device.moved(ns);
     }
 
     fn classify(&mut self, new: &New<'_>, host: bool) -> (u32, u32) {

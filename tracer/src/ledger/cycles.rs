@@ -11,6 +11,8 @@ pub struct Floor {
     pub bytes: u64,
     /// Most bytes held since the floor before.
     pub high: u64,
+    /// Live allocations then.
+    pub blocks: u64,
 }
 
 /// Floors kept; beyond that every other one is dropped.
@@ -29,9 +31,9 @@ pub struct Cycles {
 }
 
 impl Cycles {
-    pub(super) fn moved(&mut self, ns: u64, bytes: u64) {
-        if let Some(floor) = self.short.moved(ns, bytes) {
-            self.long.moved(floor.ns, floor.bytes);
+    pub(super) fn moved(&mut self, ns: u64, bytes: u64, blocks: u64) {
+        if let Some(floor) = self.short.moved(ns, bytes, blocks) {
+            self.long.moved(floor.ns, floor.bytes, floor.blocks);
         }
     }
 }
@@ -44,6 +46,7 @@ pub struct Floors {
     /// How many were found, also those that are no longer kept.
     pub count: u64,
     low: u64,
+    low_blocks: u64,
     high: u64,
     falling: bool,
     every: u64,
@@ -51,13 +54,16 @@ pub struct Floors {
 
 impl Floors {
     /// Follows a movement; the floor, where this shows that one was left.
-    fn moved(&mut self, ns: u64, bytes: u64) -> Option<Floor> {
+    fn moved(&mut self, ns: u64, bytes: u64, blocks: u64) -> Option<Floor> {
         if self.falling {
-            self.low = self.low.min(bytes);
+            if bytes <= self.low {
+                self.low = bytes;
+                self.low_blocks = blocks;
+            }
             if bytes < self.low.saturating_add(SWING) {
                 return None;
             }
-            let floor = Floor { ns, bytes: self.low, high: self.high };
+            let floor = Floor { ns, bytes: self.low, high: self.high, blocks: self.low_blocks };
             self.falling = false;
             self.high = bytes;
             self.keep(floor);
@@ -67,8 +73,14 @@ impl Floors {
         if bytes.saturating_add(SWING) <= self.high {
             self.falling = true;
             self.low = bytes;
+            self.low_blocks = blocks;
         }
         None
+    }
+
+    /// Cycles from one floor that is kept to the next.
+    pub fn stride(&self) -> u64 {
+        self.every.max(1)
     }
 
     fn keep(&mut self, floor: Floor) {
@@ -98,10 +110,10 @@ mod tests {
         let mib = 1 << 20;
         let mut cycles = Cycles::default();
         for (ns, bytes) in [0, 100, 40, 120, 50, 130, 60, 61, 59, 140].into_iter().enumerate() {
-            cycles.moved(ns as u64, bytes * mib);
+            cycles.moved(ns as u64, bytes * mib, bytes);
         }
-        let floors: Vec<u64> = cycles.short.kept.iter().map(|floor| floor.bytes / mib).collect();
-        assert_eq!(floors, [40, 50, 59]);
+        let floors: Vec<_> = cycles.short.kept.iter().map(|floor| (floor.bytes / mib, floor.blocks)).collect();
+        assert_eq!(floors, [(40, 40), (50, 50), (59, 59)]);
     }
 
     #[test]
@@ -113,7 +125,7 @@ mod tests {
             // Loaded, two requests, unloaded.
             for held in [10, 11, 10, 11, 10, 1] {
                 ns += 1;
-                cycles.moved(ns, (held + load) * gib);
+                cycles.moved(ns, (held + load) * gib, 1);
             }
         }
         let floors: Vec<(u64, u64)> =

@@ -2,11 +2,12 @@
 
 use super::{advice, claim_key, evidence_around, follows, keeps_its_pace, process_name, severity, subject};
 use crate::detect::forecast::Forecast;
-use crate::engine::{Claim, EngineConfig, Moment};
+use crate::engine::{Book, Claim, EngineConfig, Moment};
 use crate::finding::Confidence;
 use crate::ledger::Process;
 use crate::ledger::books::Books;
 use crate::ledger::classes::{Class, ClassKey, Likeness, Mark};
+use crate::record::OpaqueId;
 use crate::units::{SECOND, clock, duration, shown, size};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -32,21 +33,23 @@ struct Growth<'a> {
 }
 
 /// One claim for each device and for pinned memory.
-pub(super) fn claims(process: &Process, books: &Books, moment: &Moment<'_>) -> Vec<Claim> {
+pub(super) fn claims(process: &Process, books: &Books, moment: &Moment<'_>, book: &Book) -> Vec<Claim> {
     let config = moment.config;
     let by_size = books.by_size.with_survivors(config.leak_survivors.min(config.leak_survivors_huge));
     let by_origin = books.by_origin.with_survivors(config.leak_doublings as u64);
     let mut scopes: BTreeMap<_, [Vec<Growth<'_>>; 2]> = BTreeMap::new();
     for (sort, classes) in [by_size, by_origin].into_iter().enumerate() {
         for (key, class) in classes {
-            if let Some(growth) = growth(process, key, class, books, moment) {
+            let told = was_told(process, key.device, key.host, book);
+            if let Some(growth) = growth(process, key, class, books, told, moment) {
                 scopes.entry((key.device, key.host)).or_default()[sort].push(growth);
             }
         }
     }
     let mut claims = Vec::new();
-    for sorts in scopes.into_values() {
-        let [by_size, by_origin] = sorts.map(most_of_it);
+    for ((device, host), sorts) in scopes {
+        let told = was_told(process, device, host, book);
+        let [by_size, by_origin] = sorts.map(|growths| if told { largest_first(growths) } else { most_of_it(growths) });
         // The size says more than the call path alone, unless it tells less than half of the story.
         let told = match (by_size.first(), by_origin.first()) {
             (Some(size), Some(origin)) if size.class.live.bytes < origin.class.live.bytes / 2 => by_origin,
@@ -60,10 +63,21 @@ pub(super) fn claims(process: &Process, books: &Books, moment: &Moment<'_>) -> V
     claims
 }
 
-/// Largest first, if together they are most of what the process gained. Many kinds that grow at
-/// once are one incident: the largest stands for it.
-fn most_of_it(mut growths: Vec<Growth<'_>>) -> Vec<Growth<'_>> {
+/// Whether a finding is open. It takes less to go on than to begin: what was seen once is still
+/// there, whatever the memory around it does.
+fn was_told(process: &Process, device: Option<u32>, host: bool, book: &Book) -> bool {
+    book.is_open(super::CATEGORY, &claim_key(process, device, host))
+}
+
+/// Many kinds that grow at once are one incident: the largest stands for it.
+fn largest_first(mut growths: Vec<Growth<'_>>) -> Vec<Growth<'_>> {
     growths.sort_by_key(|growth| (Reverse(growth.class.live.bytes), growth.key));
+    growths
+}
+
+/// Those that together are most of what the process gained, or none.
+fn most_of_it(growths: Vec<Growth<'_>>) -> Vec<Growth<'_>> {
+    let growths = largest_first(growths);
     let gained = growths.iter().fold(0_u64, |sum, growth| sum.saturating_add(growth.gained));
     match growths.first() {
         Some(first) if gained.saturating_mul(2) >= first.process_gained => growths,
@@ -110,42 +124,49 @@ fn growth<'a>(
     key: &'a ClassKey,
     class: &'a Class,
     books: &Books,
+    was_told: bool,
     moment: &Moment<'_>,
 ) -> Option<Growth<'a>> {
     let config = moment.config;
-    let (first, last) = (class.marks.first()?, class.marks.last()?);
-    let span = last.ns.saturating_sub(first.ns);
-    if span < needed_span_ns(process, key, class, config) || class.live.bytes < config.leak_bytes {
-        return None;
-    }
     // Given back in part: a pool that breathes.
     let breathes = class.live.count.saturating_mul(10) < class.most.saturating_mul(9)
         || class.live.bytes < class.live.peak / 10 * 9;
-    if breathes {
+    let few = class.live.count < needed(process, key, class, config);
+    let doubles = matches!(key.likeness, Likeness::Path(_)) && doubles(&class.marks, config);
+    if breathes || class.live.bytes < config.leak_bytes || few && !doubles {
+        return None;
+    }
+    let pace = if few { Pace::Doubling } else { Pace::Even };
+    let marks = if was_told || few {
+        &class.marks[..]
+    } else {
+        // A start, a night or a burst of other growth in the first half says nothing of the second.
+        let latter = &class.marks[class.marks.len() / 2..];
+        let [gained, needed] = [survivors(latter), needed(process, key, class, config)];
+        [&class.marks[..], latter]
+            .into_iter()
+            .find(|marks| is_even(marks) && (marks.len() == class.marks.len() || gained >= needed))?
+    };
+    let (first, last) = (marks.first()?, marks.last()?);
+    if last.ns.saturating_sub(first.ns) < needed_span_ns(process, key, class, config) {
         return None;
     }
     // The process is at work: its other memory comes and goes. That work is the clock of the
     // growth, so that a leak in a service with busy and quiet hours is even, and a start is not.
-    let survivors = last.live.saturating_sub(first.live);
     let work = last.frees.saturating_sub(first.frees);
-    if work < config.leak_balanced_frees.max(survivors / 4) {
+    if work < config.leak_balanced_frees.max(survivors(marks) / 4) {
         return None;
     }
-    // Still growing while it works.
-    let usual = work / (class.marks.len() as u64 - 1).max(1);
-    if books.frees.saturating_sub(last.frees) > config.leak_balanced_frees.max(usual.saturating_mul(4)) {
+    // Still growing while it works. What was told of stays so until it has not grown for half as
+    // much work as it took to grow.
+    let usual = (work / (marks.len() as u64 - 1).max(1)).saturating_mul(4);
+    let pause = if was_told { usual.max(work / 2) } else { usual };
+    if books.frees.saturating_sub(last.frees) > config.leak_balanced_frees.max(pause) {
         return None;
     }
-    let pace = if class.live.count >= needed(process, key, class, config) && is_even(&class.marks) {
-        Pace::Even
-    } else if matches!(key.likeness, Likeness::Path(_)) && doubles(&class.marks, config) {
-        Pace::Doubling
-    } else {
-        return None;
-    };
     let gained = last.held.saturating_sub(first.held);
     let process_gained = last.bytes.saturating_sub(first.bytes);
-    (key.host || follows(process, key.device, gained, moment)).then_some(Growth {
+    (was_told || key.host || follows(process, key.device, gained, moment)).then_some(Growth {
         key,
         class,
         pace,
@@ -154,23 +175,28 @@ fn growth<'a>(
     })
 }
 
+/// How many survivors came from the first of these marks to the last.
+fn survivors(marks: &[Mark]) -> u64 {
+    marks.first().zip(marks.last()).map_or(0, |(first, last)| last.live.saturating_sub(first.live))
+}
+
 /// Whether the survivors came evenly for the work done: a load comes in a burst, a warm-up slows
 /// down. What they hold may vary with their sizes, but may not run dry.
 fn is_even(marks: &[Mark]) -> bool {
     let (Some(first), Some(last)) = (marks.first(), marks.last()) else { return false };
     let work = u128::from(last.frees.saturating_sub(first.frees)).max(1);
-    let (mut survivors, mut bytes) = ([0_u64; 4], [0_u64; 4]);
+    let (mut counts, mut bytes) = ([0_u64; 4], [0_u64; 4]);
     for pair in marks.windows(2) {
         let [from, to] = pair else { continue };
         let middle = from.frees.midpoint(to.frees).saturating_sub(first.frees);
         let quarter = (u128::from(middle) * 4 / work).min(3) as usize;
-        survivors[quarter] = survivors[quarter].saturating_add(to.live.saturating_sub(from.live));
+        counts[quarter] = counts[quarter].saturating_add(to.live.saturating_sub(from.live));
         bytes[quarter] = bytes[quarter].saturating_add(to.held.saturating_sub(from.held));
     }
-    let gained = last.live.saturating_sub(first.live);
+    let gained = survivors(marks);
     let held = last.held.saturating_sub(first.held);
-    survivors.iter().all(|&quarter| quarter.saturating_mul(10) >= gained)
-        && keeps_its_pace(survivors)
+    counts.iter().all(|&quarter| quarter.saturating_mul(10) >= gained)
+        && keeps_its_pace(counts)
         && bytes[2].saturating_add(bytes[3]) >= held / 3
 }
 
@@ -195,15 +221,15 @@ fn doubles(marks: &[Mark], config: &EngineConfig) -> bool {
 
 fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: &Moment<'_>) -> Claim {
     let Growth { key, class, pace, .. } = growth;
-    let (count, bytes) = (class.live.count, class.live.bytes);
+    let all = [growth].into_iter().chain(others);
+    let (count, bytes) = all.fold((0_u64, 0_u64), |(count, bytes), Growth { class: Class { live, .. }, .. }| {
+        (count.saturating_add(live.count), bytes.saturating_add(live.bytes))
+    });
+    let live = &class.live;
     let span = class.last_ns.saturating_sub(class.first_ns);
     let threads_gone = threads_gone(process, class);
-    let stack = match &key.likeness {
-        Likeness::Size { stack, .. } => stack.as_ref(),
-        Likeness::Path(stack) => Some(stack),
-        Likeness::Thread(_) => None,
-    };
-    let long = span >= 600 * SECOND && count >= 100 && (threads_gone || stack.is_some());
+    let stack = stack_of(key);
+    let long = span >= 600 * SECOND && live.count >= 100 && (threads_gone || stack.is_some());
     let confidence = match key.likeness {
         Likeness::Thread(_) => Confidence::Low,
         _ if long => Confidence::High,
@@ -215,26 +241,27 @@ fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: 
     let kind = if key.host { "pinned host memory" } else { "GPU memory" };
     let mut evidence = vec![
         format!(
-            "{}, {} ({bytes} bytes) in all, allocated one by one from {} to {}",
+            "{}, {} ({} bytes) in all, allocated one by one from {} to {}",
             survivors_of(growth),
-            size(bytes),
+            size(live.bytes),
+            live.bytes,
             clock(class.first_ns),
             clock(class.last_ns)
         ),
         format!("of {} such allocations {} were ever given back", class.allocs, class.frees),
         match pace {
             Pace::Even => {
-                let per_hour = bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
+                let per_hour = live.bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
                 format!(
-                    "evenly spread over {}: one every {}, about {} an hour",
+                    "over {}: one every {}, about {} an hour",
                     duration(span),
-                    duration(span / count.max(1)),
+                    duration(span / live.count.max(1)),
                     size(per_hour as u64)
                 )
             }
             Pace::Doubling => format!(
                 "each larger than the one before by half or more, one every {}, after as much work each",
-                duration(span / count.max(1))
+                duration(span / live.count.max(1))
             ),
         },
     ];
@@ -258,11 +285,14 @@ fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: 
             class.threads.len()
         ));
     }
-    evidence.extend(others.iter().take(4).map(|other| format!("also {}", survivors_of(other))));
+    evidence.extend(others.iter().take(4).map(|other| {
+        let from = stack_of(other.key).map(|stack| format!(" from stack {}", shown(&stack.to_string(), 64)));
+        format!("also {}, {} in all{}", survivors_of(other), size(other.class.live.bytes), from.unwrap_or_default())
+    }));
     evidence.extend(evidence_around(process, device, forecast, moment));
     let blocks = match key.likeness {
-        Likeness::Size { size: each, .. } => format!("blocks of {}", size(each)),
-        Likeness::Path(_) | Likeness::Thread(_) => "blocks of differing sizes".to_owned(),
+        Likeness::Size { size: each, .. } if others.is_empty() => format!("blocks of {}", size(each)),
+        _ => "blocks of differing sizes".to_owned(),
     };
     Claim {
         category: super::CATEGORY,
@@ -274,6 +304,14 @@ fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: 
         summary: format!("{name} keeps {} of {kind} in {count} {blocks} and goes on taking more", size(bytes)),
         evidence,
         advice: advice(process, threads_gone),
+    }
+}
+
+fn stack_of(key: &ClassKey) -> Option<&OpaqueId> {
+    match &key.likeness {
+        Likeness::Size { stack, .. } => stack.as_ref(),
+        Likeness::Path(stack) => Some(stack),
+        Likeness::Thread(_) => None,
     }
 }
 
