@@ -221,10 +221,9 @@ fn doubles(marks: &[Mark], config: &EngineConfig) -> bool {
 
 fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: &Moment<'_>) -> Claim {
     let Growth { key, class, pace, .. } = growth;
-    let all = [growth].into_iter().chain(others);
-    let (count, bytes) = all.fold((0_u64, 0_u64), |(count, bytes), Growth { class: Class { live, .. }, .. }| {
-        (count.saturating_add(live.count), bytes.saturating_add(live.bytes))
-    });
+    let all = [growth].into_iter().chain(others).map(kept);
+    let (count, bytes) =
+        all.fold((0_u64, 0_u64), |(count, bytes), live| (count.saturating_add(live.0), bytes.saturating_add(live.1)));
     let live = &class.live;
     let span = class.last_ns.saturating_sub(class.first_ns);
     let threads_gone = threads_gone(process, class);
@@ -243,15 +242,15 @@ fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: 
         format!(
             "{}, {} ({} bytes) in all, allocated one by one from {} to {}",
             survivors_of(growth),
-            size(live.bytes),
-            live.bytes,
+            size(kept(growth).1),
+            kept(growth).1,
             clock(class.first_ns),
             clock(class.last_ns)
         ),
         format!("of {} such allocations {} were ever given back", class.allocs, class.frees),
         match pace {
             Pace::Even => {
-                let per_hour = live.bytes as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
+                let per_hour = kept(growth).1 as f64 / span.max(1) as f64 * 3600.0 * SECOND as f64;
                 format!(
                     "over {}: one every {}, about {} an hour",
                     duration(span),
@@ -287,7 +286,7 @@ fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: 
     }
     evidence.extend(others.iter().take(4).map(|other| {
         let from = stack_of(other.key).map(|stack| format!(" from stack {}", shown(&stack.to_string(), 64)));
-        format!("also {}, {} in all{}", survivors_of(other), size(other.class.live.bytes), from.unwrap_or_default())
+        format!("also {}, {} in all{}", survivors_of(other), size(kept(other).1), from.unwrap_or_default())
     }));
     evidence.extend(evidence_around(process, device, forecast, moment));
     let blocks = match key.likeness {
@@ -307,6 +306,14 @@ fn claim(process: &Process, growth: &Growth<'_>, others: &[Growth<'_>], moment: 
     }
 }
 
+/// Blocks and bytes that are told as the leak. What a thread held before may be its model.
+fn kept(growth: &Growth<'_>) -> (u64, u64) {
+    let Class { live, marks, .. } = growth.class;
+    let before = marks.first().filter(|_| matches!(growth.key.likeness, Likeness::Thread(_)));
+    let (count, bytes) = before.map_or((0, 0), |mark| (mark.live, mark.held));
+    (live.count.saturating_sub(count), live.bytes.saturating_sub(bytes))
+}
+
 fn stack_of(key: &ClassKey) -> Option<&OpaqueId> {
     match &key.likeness {
         Likeness::Size { stack, .. } => stack.as_ref(),
@@ -316,13 +323,11 @@ fn stack_of(key: &ClassKey) -> Option<&OpaqueId> {
 }
 
 fn survivors_of(growth: &Growth<'_>) -> String {
-    let live = &growth.class.live;
+    let (count, bytes) = kept(growth);
     match growth.key.likeness {
-        Likeness::Size { size: each, .. } => {
-            format!("{} survivors of size {each} bytes ({})", live.count, size(each))
-        }
+        Likeness::Size { size: each, .. } => format!("{count} survivors of size {each} bytes ({})", size(each)),
         Likeness::Path(_) | Likeness::Thread(_) => {
-            format!("{} survivors of differing sizes, {} on average", live.count, size(live.bytes / live.count.max(1)))
+            format!("{count} survivors of differing sizes, {} on average", size(bytes / count.max(1)))
         }
     }
 }
